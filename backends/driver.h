@@ -1,0 +1,227 @@
+/* Where sandboxes come from: the one interface every backend fills in.
+ *
+ * A backend is a `const struct sg_driver_ops` singleton at the end of its file plus an instance whose
+ * struct starts with `struct sg_driver`. A sandbox is a driver's own struct that starts with `struct
+ * sg_sandbox`. Nobody calls a slot directly: the sg_driver_... wrappers in driver.c check capability and
+ * state and give the uniform SG_NOT_SUPPORTED.
+ *
+ * Rules for every slot
+ *  - It never blocks. What takes time answers later through its `done` callback, exactly once, on any
+ *    thread (also before the slot returns), without locks held.
+ *  - A slot that returns -1 has filled err and will not call done: nothing happened.
+ *  - Arguments are borrowed for the call only, unless said otherwise. Errors given to done are borrowed
+ *    for the callback.
+ *  - A NULL slot means unsupported, and the facts say so too.
+ */
+#ifndef SG_DRIVER_H
+#define SG_DRIVER_H
+
+#include "base/cancel.h"
+#include "base/error.h"
+#include "base/pipe.h"
+#include "model/exec.h"
+#include "model/file.h"
+#include "model/sandbox.h"
+
+struct sg_driver;
+struct sg_sandbox;
+struct json_t;
+
+/* Facts are data: the selector sees only these and the configuration, never a probe. */
+struct sg_driver_facts {
+    const char *name;
+    unsigned caps; /* enum sg_cap bits this driver really has */
+    bool free;
+    bool outlives_server; /* a sandbox survives the server's death: creates are written as intents first */
+    const char *const *credentials; /* NULL-terminated names, or NULL */
+};
+
+/* ---- completion callbacks ---- */
+
+struct sg_done {
+    void (*fn)(void *arg, const struct sg_error *err); /* err NULL: done */
+    void *arg;
+};
+/* sb: one reference for the callee, NULL with err. */
+struct sg_sandbox_done {
+    void (*fn)(void *arg, struct sg_sandbox *sb, const struct sg_error *err);
+    void *arg;
+};
+/* fd: a connected, non-blocking, CLOEXEC stream socket the callee owns; -1 with err. */
+struct sg_dial_done {
+    void (*fn)(void *arg, int fd, const struct sg_error *err);
+    void *arg;
+};
+
+/* ---- sandboxes ---- */
+
+struct sg_sandbox {
+    struct sg_driver *driver;
+    _Atomic int refs;
+    char id[64]; /* the provider's own id of it: slot name, container id, ... */
+    /* Called once when the sandbox dies on its own (agent gone, container died). Set by the owner with
+     * sg_sandbox_on_lost() before anything can race; why is a short stable word plus detail. */
+    void (*lost)(void *arg, struct sg_sandbox *sb, const struct sg_error *why);
+    void *lost_arg;
+};
+
+/* ---- exec ---- */
+
+/* What a running command tells. All callbacks: any thread, no locks held, never blocking. */
+struct sg_exec_sink {
+    /* The process exists; exactly once, unless failed comes instead. */
+    void (*started)(void *arg);
+    /* Nothing was started (SG_CWD_NOT_FOUND, SG_LEASE_GONE, SG_SANDBOX_LOST...), or the outcome was lost later
+     * (SG_SANDBOX_LOST, SG_OUTCOME_UNKNOWN). Last callback. */
+    void (*failed)(void *arg, const struct sg_error *err);
+    /* The command's own process has ended and everything it wrote is in out and err, which are closed. Last
+     * callback. A missing program is an exit with 127 (126 not executable) and a message in err. */
+    void (*exited)(void *arg, const struct sg_exit *exit);
+    void *arg;
+};
+
+/* A started command. Local: in, out, err are pipes pumped by the reactor. */
+struct sg_exec {
+    struct sg_pipe *in;  /* caller writes; NULL when spec.stdin_open is false */
+    struct sg_pipe *out; /* caller reads */
+    struct sg_pipe *err;
+    const struct sg_exec_ops *ops; /* the driver's */
+};
+
+struct sg_exec_ops {
+    /* Kills the command and every descendant, wherever it moved; also of a command whose own process has ended.
+     * Any thread, idempotent; the first reason counts. exited() follows for a running one. */
+    void (*kill)(struct sg_exec *x, enum sg_killed_by why);
+    /* Sends a signal to the command's own process. -1: SG_CONFLICT when it has ended. */
+    int (*signal)(struct sg_exec *x, int signo, struct sg_error *err);
+    /* Drops the caller's interest; after it no callback comes. Does not kill: background children live on. */
+    void (*release)(struct sg_exec *x);
+};
+
+/* ---- files ---- */
+
+/* An open regular file to read. fd is checked (S_ISREG, read-only, ordinary file system) and safe for pread
+ * and sendfile; its size is a hint. Cloud drivers give a pipe instead (fd -1). Whoever receives it owns both. */
+struct sg_file_source {
+    int fd;
+    struct sg_pipe *pipe;
+    struct sg_file_stat stat;
+};
+struct sg_file_source_done {
+    void (*fn)(void *arg, struct sg_file_source *src, const struct sg_error *err);
+    void *arg;
+};
+
+struct sg_file_put_args {
+    const char *path;
+    bool append;
+    bool mode_given;
+    uint32_t mode;    /* permission bits, else 0644 for a new file, kept for a replaced one */
+    int64_t size_hint; /* -1 unknown */
+};
+
+/* A file being written: nothing is visible under its name until commit. write may block on the disk for a
+ * short while: call it on a worker or for small pieces only. */
+struct sg_file_sink;
+struct sg_file_sink_ops {
+    /* 0 or -1 (SG_SANDBOX_DISK_FULL, SG_SANDBOX_LOST...). */
+    int (*write)(struct sg_file_sink *s, const void *data, size_t len, struct sg_error *err);
+    /* Whole or not at all. Consumes the sink, also on failure. created: the name was new. */
+    void (*commit)(struct sg_file_sink *s,
+                   void (*done)(void *arg, const struct sg_file_stat *st, bool created, const struct sg_error *err),
+                   void *arg);
+    /* Consumes the sink; nothing is left of it. */
+    void (*abort)(struct sg_file_sink *s);
+};
+struct sg_file_sink {
+    const struct sg_file_sink_ops *ops;
+};
+struct sg_file_sink_done {
+    void (*fn)(void *arg, struct sg_file_sink *sink, const struct sg_error *err);
+    void *arg;
+};
+struct sg_file_stat_done {
+    void (*fn)(void *arg, const struct sg_file_stat *st, const struct sg_error *err);
+    void *arg;
+};
+/* list: moved to the callee, who finishes it. */
+struct sg_file_list_done {
+    void (*fn)(void *arg, struct sg_file_list *list, const struct sg_error *err);
+    void *arg;
+};
+
+/* Paths are the sandbox's own; relative ones start at /workspace. Errors: SG_NOT_FOUND, SG_FORBIDDEN, SG_IS_A_DIRECTORY,
+ * SG_NOT_A_DIRECTORY, SG_NOT_A_REGULAR_FILE, SG_DIRECTORY_NOT_EMPTY, SG_ALREADY_EXISTS, SG_SANDBOX_DISK_FULL,
+ * SG_PATH_REFUSED (too long, a loop of links), SG_SANDBOX_LOST, SG_OVERLOADED. */
+struct sg_file_ops {
+    int (*get)(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
+    int (*put)(struct sg_sandbox *sb, const struct sg_file_put_args *a, const struct sg_file_sink_done *done,
+               struct sg_error *err); /* missing parents are made */
+    int (*stat)(struct sg_sandbox *sb, const char *path, const struct sg_file_stat_done *done,
+                struct sg_error *err); /* of the link itself when path is one */
+    int (*list)(struct sg_sandbox *sb, const char *path, bool recursive, size_t max, const struct sg_file_list_done *done,
+                struct sg_error *err);
+    int (*mkdir)(struct sg_sandbox *sb, const char *path, uint32_t mode,
+                 const struct sg_file_stat_done *done, struct sg_error *err); /* with parents; existing directory is fine */
+    int (*remove)(struct sg_sandbox *sb, const char *path, bool recursive, const struct sg_done *done, struct sg_error *err);
+    int (*move)(struct sg_sandbox *sb, const char *from, const char *to, const struct sg_done *done, struct sg_error *err);
+};
+
+/* ---- the driver ---- */
+
+struct sg_driver_ops {
+    /* MUST. Gives a sandbox that is ready for exec, or an error after which nothing is left: SG_ACQUIRE_TIMEOUT (503),
+     * SG_UNAVAILABLE, SG_POOL_NOT_FOUND, SG_POOL_MODE_MISMATCH, SG_NOT_SUPPORTED, SG_PROVIDER_... Firing cancel
+     * ends the wait with SG_CANCELLED. */
+    int (*create)(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
+                  const struct sg_sandbox_done *done, struct sg_error *err);
+    /* MAY. Checks a spec without touching anything (mode mismatch, unknown pool, limits above the ceiling). */
+    int (*check)(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err);
+    /* MUST. done(NULL) once nothing of the sandbox runs any more. Idempotent; a lost sandbox succeeds. */
+    void (*terminate)(struct sg_sandbox *sb, const struct sg_done *done);
+    /* MUST. Last reference gone; the sandbox has been terminated or lost. */
+    void (*sandbox_free)(struct sg_sandbox *sb);
+    /* MUST. On success *ret is the caller's until release; sink callbacks may come before this returns. */
+    int (*exec_start)(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink,
+                      struct sg_exec **ret, struct sg_error *err);
+    /* MUST for SG_CAP_FILE_RW. */
+    const struct sg_file_ops *files;
+    /* MAY: connects to a port on the sandbox's own loopback, 127.0.0.1 then ::1. SG_ENDPOINT_NOT_LISTENING when nothing listens,
+     * SG_ENDPOINT_TIMEOUT. */
+    int (*dial)(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
+                struct sg_error *err);
+    /* MUST. Members of the lease's `metadata` that this sandbox adds (agent_isolation, tree_kill, limits_enforced, slot, ...);
+     * a new object the caller owns. */
+    struct json_t *(*metadata)(struct sg_sandbox *sb);
+    /* MUST. Usable now, from background knowledge only (no probe): 0, or -1 with the reason. */
+    int (*health)(struct sg_driver *d, struct sg_error *err);
+    /* MUST. Everything of the driver ends; all sandboxes are gone when it returns. May block (shutdown only). */
+    void (*free)(struct sg_driver *d);
+};
+
+struct sg_driver {
+    const struct sg_driver_ops *ops;
+    struct sg_driver_facts facts;
+};
+
+/* ---- wrappers: the only way in ---- */
+
+int sg_driver_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err);
+int sg_driver_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
+                     const struct sg_sandbox_done *done, struct sg_error *err);
+int sg_driver_health(struct sg_driver *d, struct sg_error *err);
+struct sg_driver *sg_driver_free(struct sg_driver *d);
+
+struct sg_sandbox *sg_sandbox_ref(struct sg_sandbox *sb);
+struct sg_sandbox *sg_sandbox_unref(struct sg_sandbox *sb);
+void sg_sandbox_on_lost(struct sg_sandbox *sb, void (*lost)(void *, struct sg_sandbox *, const struct sg_error *), void *arg);
+void sg_sandbox_terminate(struct sg_sandbox *sb, const struct sg_done *done);
+int sg_sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink,
+                    struct sg_exec **ret, struct sg_error *err);
+/* The files sub-interface, or NULL with SG_NOT_SUPPORTED. */
+const struct sg_file_ops *sg_sandbox_files(struct sg_sandbox *sb, struct sg_error *err);
+int sg_sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
+                    struct sg_error *err);
+struct json_t *sg_sandbox_metadata(struct sg_sandbox *sb);
+
+#endif

@@ -1,0 +1,27 @@
+/* Digests, MACs and encodings, over OpenSSL. */
+#ifndef SG_HASH_H
+#define SG_HASH_H
+
+#include "base/error.h"
+
+#define SG_SHA256_LEN 32
+#define SG_SHA256_HEX 65 /* with NUL */
+
+void sg_sha256(const void *data, size_t len, uint8_t out[SG_SHA256_LEN]);
+void sg_sha256_hex(const void *data, size_t len, char out[SG_SHA256_HEX]);
+void sg_hmac_sha256(const void *key, size_t key_len, const void *data, size_t len, uint8_t out[SG_SHA256_LEN]);
+void sg_hex(const uint8_t *data, size_t len, char *out /* 2 * len + 1 */);
+/* Lower- or upper-case hex of exactly out_len bytes; false when malformed. */
+bool sg_unhex(const char *hex, uint8_t *out, size_t out_len);
+bool sg_equal_const_time(const void *a, const void *b, size_t len);
+
+/* Standard base64 with padding. Caller frees; NULL when memory is out. */
+char *sg_base64_encode(const void *data, size_t len, size_t *ret_len);
+/* Strict: no blanks, right padding, no more than cap bytes. Caller frees *ret. */
+int sg_base64_decode(const char *text, size_t len, size_t cap, uint8_t **ret, size_t *ret_len,
+                     struct sg_error *err);
+
+/* Cryptographic random bytes; aborts if the kernel has none. */
+void sg_random(void *out, size_t len);
+
+#endif

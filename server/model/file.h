@@ -1,0 +1,38 @@
+/* What is known of a file in a sandbox: plain values. */
+#ifndef SG_FILE_H
+#define SG_FILE_H
+
+#include "base/error.h"
+
+enum sg_file_type { SG_FILE_REGULAR, SG_FILE_DIRECTORY, SG_FILE_SYMLINK, SG_FILE_FIFO, SG_FILE_SOCKET, SG_FILE_DEVICE, SG_FILE_OTHER };
+/* "file", "directory", "symlink", "fifo", "socket", "device", "other". */
+const char *sg_file_type_name(enum sg_file_type t);
+
+struct sg_file_stat {
+    enum sg_file_type type;
+    uint64_t size;
+    uint32_t mode; /* permission bits only */
+    int64_t mtime_ns;
+    uint64_t ino;
+    uint64_t dev;
+    uint32_t uid; /* as the sandbox sees it */
+    char target[256]; /* symlinks: where it points, cut */
+};
+
+/* Strong tag of the content as far as the file system tells: quotes included, e.g. "\"1f-...\"". */
+#define SG_ETAG_MAX 80
+void sg_file_etag(const struct sg_file_stat *st, char out[SG_ETAG_MAX]);
+
+struct sg_file_entry {
+    char *name; /* of a recursive list: path below the listed directory; valid UTF-8 or percent-escaped bytes */
+    struct sg_file_stat stat;
+};
+
+struct sg_file_list {
+    struct sg_file_entry *entries; /* sorted by name, bytewise */
+    size_t n;
+    bool truncated;
+};
+void sg_file_list_finish(struct sg_file_list *l);
+
+#endif
