@@ -22,6 +22,7 @@
 #include "model/exec.h"
 #include "model/file.h"
 #include "model/sandbox.h"
+#include "model/slot.h"
 
 struct sg_driver;
 struct sg_sandbox;
@@ -167,6 +168,19 @@ struct sg_file_ops {
     int (*move)(struct sg_sandbox *sb, const char *from, const char *to, const struct sg_done *done, struct sg_error *err);
 };
 
+/* ---- pre-built slots, for operators ---- */
+
+/* Any thread, never blocking. pool NULL or "": the default pool; SG_POOL_NOT_FOUND for an unknown one. */
+struct sg_slot_ops {
+    /* A copy of what is known now; the caller finishes *ret. */
+    void (*report)(struct sg_driver *d, struct sg_slot_report *ret);
+    /* on: no new leases from the pool (waiters and creates get SG_UNAVAILABLE) until it is turned off again. */
+    int (*drain)(struct sg_driver *d, const char *pool, bool on, struct sg_error *err);
+    /* Throws away and rebuilds every slot that has no lease, FAILED ones at once. slot: its name, NULL: all.
+     * SG_NOT_FOUND for an unknown slot, SG_CONFLICT for a named one that has a lease. */
+    int (*recycle)(struct sg_driver *d, const char *pool, const char *slot, struct sg_error *err);
+};
+
 /* ---- the driver ---- */
 
 struct sg_driver_ops {
@@ -190,6 +204,8 @@ struct sg_driver_ops {
      * SG_ENDPOINT_TIMEOUT. */
     int (*dial)(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
                 struct sg_error *err);
+    /* MAY: local pools. */
+    const struct sg_slot_ops *slots;
     /* MUST. Members of the lease's `metadata` that this sandbox adds (agent_isolation, tree_kill, limits_enforced, slot, ...);
      * a new object the caller owns. */
     struct json_t *(*metadata)(struct sg_sandbox *sb);

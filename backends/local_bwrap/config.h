@@ -1,0 +1,32 @@
+/* What a local pool is made of. Values are complete: whoever maps the configuration fills in defaults. */
+#ifndef SG_LOCAL_BWRAP_CONFIG_H
+#define SG_LOCAL_BWRAP_CONFIG_H
+
+#include "model/sandbox.h"
+
+enum sg_disk { SG_DISK_TMPFS, SG_DISK_DIR };
+
+#define SG_LOCAL_POOL_SIZE_MAX 1024U
+#define SG_LOCAL_WAITERS_DEFAULT 1024U
+
+/* Copied by the driver; strings are borrowed for the call. */
+struct sg_local_pool_config {
+    const char *name;           /* [a-z0-9_-]{1,63}, unique; the first pool is the default one */
+    unsigned size;              /* slots, 1 ... SG_LOCAL_POOL_SIZE_MAX */
+    enum sg_pool_mode mode;     /* SG_POOL_BLACKBOX is refused as not available yet */
+    int64_t acquire_timeout_ms; /* longest wait of a create that names none, >= 0 */
+    size_t waiters_max;         /* creates waiting at once, 0: SG_LOCAL_WAITERS_DEFAULT */
+    int64_t health_interval_ms; /* between checks of a READY slot, 0: none */
+    enum sg_disk disk;
+    const char *disk_dir; /* SG_DISK_DIR: where the slots' directories are made */
+    int64_t disk_max;     /* bytes of the writable places together */
+    int64_t memory_max;   /* bytes, 0: no limit */
+    int64_t pids_max;     /* 0: no limit */
+    int64_t cpu_milli;    /* thousandths of one CPU, 0: no limit */
+    bool require_limits;  /* refuse to start when a limit cannot be enforced by a cgroup */
+    const char *rootfs;   /* NULL: the host's system directories, read-only */
+    enum sg_egress egress; /* none or loopback; wider ones are refused as not available yet */
+    uint32_t uid_base;     /* root servers: slot n of all pools runs as uid_base + 2n and + 2n + 1 */
+};
+
+#endif

@@ -1,0 +1,53 @@
+/* The one table of all backends, and the instances built from the configuration.
+ *
+ * Built once at start, before other threads use it, then only read: any thread.
+ */
+#ifndef SG_REGISTRY_H
+#define SG_REGISTRY_H
+
+#include "backends/driver.h"
+#include "backends/local_bwrap/config.h"
+#include "base/reactor.h"
+
+struct sg_spawner;
+struct sg_registry;
+
+/* What a constructor may use; all borrowed, they must outlive the registry. */
+struct sg_backend_parts {
+    struct sg_reactor *reactor;
+    struct sg_spawner *spawner; /* NULL: local_bwrap refuses with SG_UNAVAILABLE */
+};
+
+/* What a constructor is told; borrowed for the call. */
+struct sg_backend_settings {
+    const struct sg_local_pool_config *local_pools;
+    size_t n_local_pools;
+    const char *fake_script; /* JSON, or NULL */
+};
+
+/* A row of the table. Every backend of the product has one, also those this build has no driver for. */
+struct sg_backend_row {
+    struct sg_driver_facts facts; /* of an instance these may be narrower or wider: ask the instance */
+    int (*make)(const struct sg_backend_settings *s, const struct sg_backend_parts *parts, struct sg_driver **ret,
+                struct sg_error *err); /* NULL: known but not built */
+};
+
+/* Row by position, NULL after the last; row by name, NULL when there is none. */
+const struct sg_backend_row *sg_backend_row_at(size_t i);
+const struct sg_backend_row *sg_backend_row(const char *name);
+
+/* Builds the named backends in order. SG_INVALID_REQUEST (field `backends.enabled`) for an unknown or repeated name,
+ * SG_NOT_IMPLEMENTED for one that is known but not built; a constructor's own error is passed on. On failure
+ * nothing is left. */
+int sg_registry_new(const char *const *enabled, size_t n, const struct sg_backend_settings *s,
+                    const struct sg_backend_parts *parts, struct sg_registry **ret, struct sg_error *err);
+/* Ends all backends in reverse order. May block (shutdown only). NULL-safe. */
+struct sg_registry *sg_registry_free(struct sg_registry *r);
+
+/* The instance, borrowed. NULL with reason `backend_not_configured` (known and built, not enabled), `backend_not_built` or
+ * `backend_unknown` in err (SG_NOT_FOUND). */
+struct sg_driver *sg_registry_get(const struct sg_registry *r, const char *name, struct sg_error *err);
+/* Instances in the order of the configuration; NULL after the last. */
+struct sg_driver *sg_registry_at(const struct sg_registry *r, size_t i);
+
+#endif
