@@ -1,0 +1,45 @@
+/* Answers. Exactly one per request, from any thread, inside the handler or later, as long as a reference is held
+ * (or inside the handler). A second answer is ignored and its resources are released.
+ *
+ * Every answer carries X-Request-Id. Bodies of HEAD requests are left out by the layer below; answer as for GET.
+ */
+#ifndef SG_RESPOND_H
+#define SG_RESPOND_H
+
+#include <jansson.h>
+
+#include "http/request.h"
+
+/* Adds a header to the answer to come; copied. Call before it, from the thread that answers. Names and values that
+ * could break the framing (empty, CR, LF, Content-Length, Transfer-Encoding, Connection) are left out: false. */
+bool sg_respond_header(struct sg_request *r, const char *name, const char *value);
+
+/* Compact JSON and a newline; v is stolen (NULL: 500). */
+void sg_respond_json(struct sg_request *r, int status, json_t *v);
+/* Bytes, copied. content_type NULL: none. */
+void sg_respond_bytes(struct sg_request *r, int status, const char *content_type, const void *data, size_t len);
+/* The same without the copy: data is from malloc and stolen. */
+void sg_respond_owned(struct sg_request *r, int status, const char *content_type, void *data, size_t len);
+/* application/problem+json, no-store, Retry-After on 429 and 503. */
+void sg_respond_error(struct sg_request *r, const struct sg_error *err);
+/* No body: 204, 304, 202 ... */
+void sg_respond_empty(struct sg_request *r, int status);
+/* len bytes of a regular file from offset, by sendfile; fd is stolen. A file that got shorter cuts the answer. */
+void sg_respond_fd(struct sg_request *r, int status, const char *content_type, int fd, uint64_t offset, uint64_t len);
+/* Whatever comes out of the pipe; a reference is taken. content_length -1: unknown (chunked). The client sees a
+ * cut when the pipe fails or ends early. The pipe is stopped when the client goes away. */
+void sg_respond_pipe(struct sg_request *r, int status, const char *content_type, struct sg_pipe *p,
+                     int64_t content_length);
+
+/* 101: the connection becomes a raw byte stream. `taken` runs once on the daemon thread with the connected,
+ * non-blocking socket and the bytes that were already read (valid during the call). The socket is the layer's: never
+ * close() it, end with sg_upgrade_close() exactly once, from any thread, after the last use of fd and never
+ * under a lock that `taken` or a hook of the request's cancel token takes. The request's cancel token fires when the
+ * server stops; hang-ups are the relay's own to see. If the connection dies before, `taken` runs with fd -1 and up NULL. */
+struct sg_upgrade;
+void sg_respond_upgrade(struct sg_request *r, const char *protocol,
+                        void (*taken)(void *arg, struct sg_upgrade *up, int fd, const void *early, size_t early_len),
+                        void *arg);
+void sg_upgrade_close(struct sg_upgrade *up);
+
+#endif
