@@ -195,7 +195,8 @@ struct sg_driver_ops {
     void (*terminate)(struct sg_sandbox *sb, const struct sg_done *done);
     /* MUST. Last reference gone; the sandbox has been terminated or lost. */
     void (*sandbox_free)(struct sg_sandbox *sb);
-    /* MUST. On success *ret is the caller's until release; sink callbacks may come before this returns. */
+    /* MUST. On success *ret is the caller's until release. Sink callbacks may come before this returns, but *ret, its
+     * pipes and ops included, is set before the first of them. */
     int (*exec_start)(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink,
                       struct sg_exec **ret, struct sg_error *err);
     /* MUST for SG_CAP_FILE_RW. */

@@ -1,0 +1,53 @@
+/* The JSON of a command: its request and its result. The one place that knows these field names. */
+#ifndef SG_EXEC_JSON_H
+#define SG_EXEC_JSON_H
+
+#include "base/buf.h"
+#include "base/json.h"
+#include "model/exec.h"
+
+/* A parsed exec request; owns everything it points to. */
+struct sg_exec_request {
+    char **argv; /* NULL-terminated; shell text is /bin/sh -c TEXT */
+    json_t *command; /* as given, for the answer's `cmd` */
+    char *cwd;       /* or NULL */
+    struct sg_env env;
+    int64_t timeout_ms; /* 0: not given */
+    bool stdin_given;
+    uint8_t *stdin_data;
+    size_t stdin_len;
+    int64_t max_output_bytes; /* 0: not given */
+    bool detach;
+    bool tty;
+    char exec_id[SG_ID_MAX]; /* "" unless the caller chose one */
+    char hash[65];           /* of the body: tells a repetition from a conflict */
+};
+
+/* Strict parse of the body. Ranges that depend on the configuration (timeouts, caps) are the service's to check. */
+int sg_exec_request_parse(const char *body, size_t len, struct sg_exec_request *ret, struct sg_error *err);
+void sg_exec_request_finish(struct sg_exec_request *q);
+
+/* What one output stream left behind. */
+struct sg_exec_output {
+    const char *data;
+    size_t len;
+    uint64_t total; /* bytes the command wrote */
+};
+
+/* Everything the answer says of a finished command; borrowed by sg_exec_result_json. */
+struct sg_exec_result {
+    const char *exec_id;
+    json_t *command;
+    struct sg_exec_output out;
+    struct sg_exec_output err;
+    struct sg_exit exit;
+    int64_t timeout_ms;
+};
+
+/* The 200 body of a synchronous exec. Output that is not valid UTF-8 is base64 and says so. NULL when memory is out. */
+json_t *sg_exec_result_json(const struct sg_exec_result *r);
+
+/* The `env` member of any request: object of strings. */
+int sg_env_parse(const json_t *v, const char *path, struct sg_env *ret, struct sg_error *err);
+
+#endif

@@ -1,0 +1,250 @@
+#include "service/run.h"
+
+#include "base/buf.h"
+#include "base/clock.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+struct stream {
+    struct sg_run *run;
+    struct sg_pipe *pipe; /* the exec's, referenced */
+    struct sg_buf kept;
+    uint64_t total;
+};
+
+struct sg_run {
+    _Atomic int refs;
+    pthread_mutex_t lock; /* leaf: guards what follows */
+    struct sg_exec *exec; /* until released */
+    bool attached;    /* the pipes are connected */
+    bool end_pending; /* the end came before that */
+    struct sg_error end_error;
+    bool ended;
+    struct stream out, err;
+    struct sg_pipe *in;
+    const uint8_t *stdin_data;
+    size_t stdin_len, stdin_done;
+    struct sg_exit exit;
+    int64_t started_us;
+    void (*done)(void *arg, struct sg_run *run, const struct sg_error *err);
+    void *arg;
+};
+
+struct sg_run *sg_run_ref(struct sg_run *run)
+{
+    run->refs++;
+    return run;
+}
+
+struct sg_run *sg_run_unref(struct sg_run *run)
+{
+    if (!run || --run->refs > 0)
+        return NULL;
+    if (run->exec)
+        run->exec->ops->release(run->exec);
+    sg_pipe_unref(run->out.pipe);
+    sg_pipe_unref(run->err.pipe);
+    sg_pipe_unref(run->in);
+    sg_buf_finish(&run->out.kept);
+    sg_buf_finish(&run->err.kept);
+    pthread_mutex_destroy(&run->lock);
+    free(run);
+    return NULL;
+}
+
+static void ref_run(void *arg)
+{
+    sg_run_ref(((struct stream *)arg)->run);
+}
+
+static void unref_run(void *arg)
+{
+    sg_run_unref(((struct stream *)arg)->run);
+}
+
+/* Takes everything the pipe has; the next byte wakes us again. */
+static void collect(void *arg)
+{
+    struct stream *s = arg;
+    char piece[16 * 1024];
+    ssize_t n;
+
+    pthread_mutex_lock(&s->run->lock);
+    while (s->pipe && (n = sg_pipe_read(s->pipe, piece, sizeof piece)) > 0) {
+        s->total += (uint64_t)n;
+        sg_buf_add_some(&s->kept, piece, (size_t)n);
+    }
+    pthread_mutex_unlock(&s->run->lock);
+}
+
+static void ref_feeder(void *arg)
+{
+    sg_run_ref(arg);
+}
+
+static void unref_feeder(void *arg)
+{
+    sg_run_unref(arg);
+}
+
+/* Gives the command as much of its stdin as the pipe takes; space wakes us again. */
+static void feed(void *arg)
+{
+    struct sg_run *run = arg;
+    ssize_t n = 1;
+
+    pthread_mutex_lock(&run->lock);
+    while (run->in && run->stdin_done < run->stdin_len &&
+           (n = sg_pipe_write(run->in, run->stdin_data + run->stdin_done, run->stdin_len - run->stdin_done)) > 0)
+        run->stdin_done += (size_t)n;
+    bool all = run->stdin_done >= run->stdin_len || n < 0; /* a command that closed its stdin wants no more */
+    struct sg_pipe *in = all && run->in ? sg_pipe_ref(run->in) : NULL;
+    pthread_mutex_unlock(&run->lock);
+    if (in) {
+        sg_pipe_close(in);
+        sg_pipe_unref(in);
+    }
+}
+
+static void detach_pipes(struct sg_run *run)
+{
+    sg_pipe_set_reader(run->out.pipe, NULL);
+    sg_pipe_set_reader(run->err.pipe, NULL);
+    if (run->in)
+        sg_pipe_set_writer(run->in, NULL);
+}
+
+/* Ends the run once; the reference that the sink held goes with it. */
+static void finish(struct sg_run *run, const struct sg_error *err)
+{
+    collect(&run->out);
+    collect(&run->err);
+    detach_pipes(run);
+    pthread_mutex_lock(&run->lock);
+    run->ended = true;
+    run->stdin_data = NULL;
+    run->stdin_len = run->stdin_done = 0;
+    pthread_mutex_unlock(&run->lock);
+    run->done(run->arg, run, err);
+    sg_run_unref(run);
+}
+
+/* The sink may report the end while sg_run_start() is still connecting the pipes: then that one finishes. */
+static void report_end(struct sg_run *run, const struct sg_exit *exit, const struct sg_error *err)
+{
+    pthread_mutex_lock(&run->lock);
+    if (exit)
+        run->exit = *exit;
+    bool later = !run->attached;
+    if (later) {
+        run->end_pending = true;
+        if (err)
+            sg_error_copy(&run->end_error, err);
+    }
+    pthread_mutex_unlock(&run->lock);
+    if (!later)
+        finish(run, err);
+}
+
+static void on_started(void *arg SG_UNUSED)
+{
+}
+
+static void on_failed(void *arg, const struct sg_error *err)
+{
+    report_end(arg, NULL, err);
+}
+
+static void on_exited(void *arg, const struct sg_exit *exit)
+{
+    report_end(arg, exit, NULL);
+}
+
+static void connect_pipes(struct sg_run *run)
+{
+    struct sg_waker w = {.wake = collect, .ref = ref_run, .unref = unref_run};
+
+    w.arg = &run->out;
+    sg_pipe_set_reader(run->out.pipe, &w);
+    w.arg = &run->err;
+    sg_pipe_set_reader(run->err.pipe, &w);
+    if (run->in) {
+        struct sg_waker f = {.wake = feed, .ref = ref_feeder, .unref = unref_feeder, .arg = run};
+        sg_pipe_set_writer(run->in, &f);
+        feed(run);
+    }
+}
+
+static void attach(struct sg_run *run)
+{
+    connect_pipes(run);
+    pthread_mutex_lock(&run->lock);
+    run->attached = true;
+    bool end = run->end_pending;
+    bool failed = run->end_error.code != SG_OK;
+    pthread_mutex_unlock(&run->lock);
+    if (end) {
+        finish(run, failed ? &run->end_error : NULL);
+        sg_error_clear(&run->end_error);
+    }
+}
+
+int sg_run_start(const struct sg_run_args *args, struct sg_run **ret, struct sg_error *err)
+{
+    struct sg_run *run = sg_xcalloc(1, sizeof *run);
+    struct sg_exec_spec spec = args->spec;
+    struct sg_exec_sink sink = {.started = on_started, .failed = on_failed, .exited = on_exited, .arg = run};
+
+    run->refs = 2; /* the caller's and the sink's */
+    pthread_mutex_init(&run->lock, NULL);
+    run->out.run = run->err.run = run;
+    sg_buf_init(&run->out.kept, args->max_output_bytes);
+    sg_buf_init(&run->err.kept, args->max_output_bytes);
+    run->stdin_data = args->stdin_data;
+    run->stdin_len = args->stdin_len;
+    run->started_us = sg_now_us();
+    run->done = args->done;
+    run->arg = args->arg;
+    spec.stdin_open = args->stdin_len > 0;
+    if (sg_sandbox_exec(args->sb, &spec, &sink, &run->exec, err) < 0) {
+        run->refs = 1;
+        sg_run_unref(run);
+        return -1;
+    }
+    run->out.pipe = sg_pipe_ref(run->exec->out);
+    run->err.pipe = sg_pipe_ref(run->exec->err);
+    run->in = run->exec->in ? sg_pipe_ref(run->exec->in) : NULL;
+    *ret = run;
+    attach(run);
+    return 0;
+}
+
+void sg_run_kill(struct sg_run *run, enum sg_killed_by why)
+{
+    run->exec->ops->kill(run->exec, why);
+}
+
+int sg_run_signal(struct sg_run *run, int signo, struct sg_error *err)
+{
+    return run->exec->ops->signal(run->exec, signo, err);
+}
+
+void sg_run_outcome(struct sg_run *run, struct sg_exec_output *out, struct sg_exec_output *err_out, struct sg_exit *exit)
+{
+    *out = (struct sg_exec_output){run->out.kept.data, run->out.kept.len, run->out.total};
+    *err_out = (struct sg_exec_output){run->err.kept.data, run->err.kept.len, run->err.total};
+    *exit = run->exit;
+}
+
+size_t sg_run_bytes(struct sg_run *run)
+{
+    return run->out.kept.len + run->err.kept.len;
+}
+
+void sg_run_set_lease_end(struct sg_run *run)
+{
+    run->exit = (struct sg_exit){.signal = SIGKILL,
+                                 .killed_by = SG_KILLED_LEASE_END,
+                                 .duration_us = sg_now_us() - run->started_us};
+}

@@ -1,0 +1,44 @@
+/* One command whose output is gathered in memory up to a cap: the head is kept, everything is counted.
+ *
+ * This is the synchronous reader of the two output pipes of backends/driver.h; a streaming reader takes the same pipes
+ * instead. Reference counted; every function may be called on any thread.
+ */
+#ifndef SG_RUN_H
+#define SG_RUN_H
+
+#include "backends/driver.h"
+#include "model/exec_json.h"
+
+struct sg_run;
+
+struct sg_run_args {
+    struct sg_sandbox *sb;
+    struct sg_exec_spec spec;   /* borrowed for the call */
+    const uint8_t *stdin_data;  /* borrowed until done; NULL: none */
+    size_t stdin_len;
+    size_t max_output_bytes;    /* kept of each stream */
+    /* Exactly once when sg_run_start() returned 0, maybe before it returns (then on the same thread, *ret set). err NULL: it ended, see sg_run_outcome().
+     * No locks held. */
+    void (*done)(void *arg, struct sg_run *run, const struct sg_error *err);
+    void *arg;
+};
+
+/* *ret, with a reference for the caller, is set before done can be called. -1: nothing was started. */
+int sg_run_start(const struct sg_run_args *args, struct sg_run **ret, struct sg_error *err);
+struct sg_run *sg_run_ref(struct sg_run *run);
+struct sg_run *sg_run_unref(struct sg_run *run);
+
+/* Kills the command and all its descendants; the first reason counts. */
+void sg_run_kill(struct sg_run *run, enum sg_killed_by why);
+/* SG_CONFLICT once the command has ended. */
+int sg_run_signal(struct sg_run *run, int signo, struct sg_error *err);
+
+/* After done(NULL): what came out and how it ended. Borrowed from run. */
+void sg_run_outcome(struct sg_run *run, struct sg_exec_output *out, struct sg_exec_output *err_out, struct sg_exit *exit);
+/* After done: bytes of output held. */
+size_t sg_run_bytes(struct sg_run *run);
+/* After done with an error because the sandbox ended under it: turns the run into one that was killed by the end of its
+ * lease, with the output so far. */
+void sg_run_set_lease_end(struct sg_run *run);
+
+#endif
