@@ -172,7 +172,6 @@ static void connect_pipes(struct sg_run *run)
     if (run->in) {
         struct sg_waker f = {.wake = feed, .ref = ref_feeder, .unref = unref_feeder, .arg = run};
         sg_pipe_set_writer(run->in, &f);
-        feed(run);
     }
 }
 
