@@ -2,15 +2,15 @@
  *
  * Built once at start, before other threads use it, then only read: any thread.
  */
-#ifndef SG_REGISTRY_H
-#define SG_REGISTRY_H
+#ifndef SG_BACKENDS_H
+#define SG_BACKENDS_H
 
 #include "backends/driver.h"
 #include "backends/local_bwrap/config.h"
 #include "base/reactor.h"
 
 struct sg_spawner;
-struct sg_registry;
+struct sg_backends;
 
 /* What a constructor may use; all borrowed, they must outlive the registry. */
 struct sg_backend_parts {
@@ -39,15 +39,15 @@ const struct sg_backend_row *sg_backend_row(const char *name);
 /* Builds the named backends in order. SG_INVALID_REQUEST (field `backends.enabled`) for an unknown or repeated name,
  * SG_NOT_IMPLEMENTED for one that is known but not built; a constructor's own error is passed on. On failure
  * nothing is left. */
-int sg_registry_new(const char *const *enabled, size_t n, const struct sg_backend_settings *s,
-                    const struct sg_backend_parts *parts, struct sg_registry **ret, struct sg_error *err);
+int sg_backends_new(const char *const *enabled, size_t n, const struct sg_backend_settings *s,
+                    const struct sg_backend_parts *parts, struct sg_backends **ret, struct sg_error *err);
 /* Ends all backends in reverse order. May block (shutdown only). NULL-safe. */
-struct sg_registry *sg_registry_free(struct sg_registry *r);
+struct sg_backends *sg_backends_free(struct sg_backends *r);
 
 /* The instance, borrowed. NULL with reason `backend_not_configured` (known and built, not enabled), `backend_not_built` or
  * `backend_unknown` in err (SG_NOT_FOUND). */
-struct sg_driver *sg_registry_get(const struct sg_registry *r, const char *name, struct sg_error *err);
+struct sg_driver *sg_backends_get(const struct sg_backends *r, const char *name, struct sg_error *err);
 /* Instances in the order of the configuration; NULL after the last. */
-struct sg_driver *sg_registry_at(const struct sg_registry *r, size_t i);
+struct sg_driver *sg_backends_at(const struct sg_backends *r, size_t i);
 
 #endif
