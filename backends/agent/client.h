@@ -1,0 +1,99 @@
+/* The server's end of an agent: commands, files and sockets of one local sandbox.
+ *
+ * A struct sg_agent lives on a reactor; unless said otherwise its functions may be called on any thread and never
+ * block. The agent and all it sends are hostile: a packet that does not decode, a descriptor that is not exactly what
+ * was asked for, a missing answer (10 s; 120 s for trees of files) or the end of the connection make it lost, once
+ * and for good. Everything pending then fails with SG_SANDBOX_LOST, and the process must ignore SIGPIPE.
+ *
+ * Completion callbacks come exactly once, on the reactor's or a worker's thread or before the call returns, without
+ * locks held.
+ */
+#ifndef SG_AGENT_CLIENT_H
+#define SG_AGENT_CLIENT_H
+
+#include "backends/agent/protocol.h"
+#include "base/reactor.h"
+#include "base/workq.h"
+#include "backends/driver.h"
+
+struct sg_agent;
+
+/* What the agent said of itself before any command had run; checked against the options. */
+struct sg_agent_facts {
+    enum sg_agent_isolation isolation;
+    uint32_t uid, gid;                 /* its own, as the sandbox sees them */
+    uint32_t command_uid, command_gid; /* of commands and files */
+    uint64_t netns_cookie;             /* 0: this kernel cannot tell */
+};
+
+struct sg_agent_options {
+    struct sg_reactor *reactor;        /* outlives the agent */
+    struct sg_workq *workq;            /* for appends and large lists; outlives the agent */
+    enum sg_agent_isolation isolation; /* the one it was started with; another in HELLO is a violation */
+    const char *root;                  /* where relative paths start; NULL: /workspace. Copied. */
+    /* HELLO came and is right: usable from now on. Reactor thread, at most once, before anything else. */
+    void (*ready)(void *arg, const struct sg_agent_facts *facts);
+    /* It is lost (also instead of ready). At most once; never after sg_agent_close(). */
+    void (*lost)(void *arg, const struct sg_error *why);
+    /* The last reference is gone and with it every descriptor this client held of the sandbox: commands, uploads, dials.
+     * Files and sockets handed over to callers are theirs. Any thread. May be NULL. */
+    void (*closed)(void *arg);
+    void *arg;
+};
+
+/* Takes over fd, a connected SOCK_SEQPACKET socket (also on failure), and waits for HELLO. One reference. */
+int sg_agent_new(int fd, const struct sg_agent_options *o, struct sg_agent **ret, struct sg_error *err);
+struct sg_agent *sg_agent_ref(struct sg_agent *a);
+struct sg_agent *sg_agent_unref(struct sg_agent *a); /* NULL-safe, returns NULL */
+/* The owner's end: shuts the connection (the agent exits, and the sandbox with it) and fails everything pending with
+ * SG_LEASE_GONE; running commands end as failed. Keeps the caller's reference. Idempotent. */
+void sg_agent_close(struct sg_agent *a);
+/* Lost or closed? */
+bool sg_agent_is_gone(const struct sg_agent *a);
+
+/* ---- commands ---- */
+
+/* How to kill everything a command started, when the owner has a cgroup for it; all NULL and n_procs 0 otherwise, then
+ * the agent puts a subreaper helper over the command. */
+struct sg_agent_tree {
+    /* Any thread, idempotent, not blocking: kills all that is in the group. Called only once the command is in it. */
+    void (*kill)(void *arg);
+    /* MAY be NULL: did the kernel kill in this group for want of memory? Asked when SIGKILL came from nobody here. */
+    bool (*oom)(void *arg);
+    /* The command no longer needs arg; background children may still be in the group. Called exactly once if
+     * sg_agent_exec_start succeeded, on any thread. */
+    void (*free)(void *arg);
+    void *arg;
+    int procs[SG_AGENT_CGROUPS_MAX]; /* open cgroup.procs files the command joins before it runs; borrowed for the call */
+    unsigned n_procs;
+};
+
+/* The exec_start slot of backends/driver.h. ret->ops->release waits for a sink callback that is running on the reactor
+ * thread: hold no lock there that a sink callback takes. The pipe ends inside *ret are the exec's; take a reference
+ * for use beyond release. Errors at once: SG_INVALID_REQUEST (too long), SG_OVERLOADED, SG_SANDBOX_LOST, SG_LEASE_GONE.
+ * After `exited`, what background children still write to the command's pipes is read and thrown away. */
+int sg_agent_exec_start(struct sg_agent *a, const struct sg_exec_spec *spec, const struct sg_agent_tree *tree,
+                        const struct sg_exec_sink *sink, struct sg_exec **ret, struct sg_error *err);
+
+/* ---- files: the slots of struct sg_file_ops ---- */
+
+int sg_agent_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
+int sg_agent_put(struct sg_agent *a, const struct sg_file_put_args *args, const struct sg_file_sink_done *done,
+                 struct sg_error *err);
+int sg_agent_stat(struct sg_agent *a, const char *path, const struct sg_file_stat_done *done, struct sg_error *err);
+int sg_agent_list(struct sg_agent *a, const char *path, bool recursive, size_t max, const struct sg_file_list_done *done,
+                  struct sg_error *err);
+int sg_agent_mkdir(struct sg_agent *a, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
+                   struct sg_error *err);
+int sg_agent_remove(struct sg_agent *a, const char *path, bool recursive, const struct sg_done *done,
+                    struct sg_error *err);
+int sg_agent_move(struct sg_agent *a, const char *from, const char *to, const struct sg_done *done,
+                  struct sg_error *err);
+
+/* ---- sockets: the dial slot ---- */
+
+/* deadline_ms: sg_now_ms() time. */
+int sg_agent_dial(struct sg_agent *a, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
+                  struct sg_error *err);
+
+#endif
