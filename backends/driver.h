@@ -18,6 +18,7 @@
 
 #include "base/cancel.h"
 #include "base/error.h"
+#include "base/hold.h"
 #include "base/pipe.h"
 #include "model/exec.h"
 #include "model/file.h"
@@ -48,9 +49,10 @@ struct sg_sandbox_done {
     void (*fn)(void *arg, struct sg_sandbox *sb, const struct sg_error *err);
     void *arg;
 };
-/* fd: a connected, non-blocking, CLOEXEC stream socket the callee owns; -1 with err. */
+/* fd: a connected, non-blocking, CLOEXEC stream socket the callee owns; -1 with err. hold (may be NULL): the callee's too,
+ * dropped after fd is closed. */
 struct sg_dial_done {
-    void (*fn)(void *arg, int fd, const struct sg_error *err);
+    void (*fn)(void *arg, int fd, struct sg_hold *hold, const struct sg_error *err);
     void *arg;
 };
 
@@ -102,9 +104,10 @@ struct sg_exec_ops {
 /* ---- files ---- */
 
 /* An open regular file to read. fd is checked (S_ISREG, read-only, ordinary file system) and safe for pread
- * and sendfile; its size is a hint. Cloud drivers give a pipe instead (fd -1). Whoever receives it owns both. */
+ * and sendfile; its size is a hint. Cloud drivers give a pipe instead (fd -1). Whoever receives it owns all three. */
 struct sg_file_source {
     int fd;
+    struct sg_hold *hold; /* dropped after fd is closed; may be NULL */
     struct sg_pipe *pipe;
     struct sg_file_stat stat;
 };

@@ -8,6 +8,7 @@
 
 #include <jansson.h>
 
+#include "base/hold.h"
 #include "http/request.h"
 
 /* Adds a header to the answer to come; copied. Call before it, from the thread that answers. Names and values that
@@ -24,8 +25,10 @@ void sg_respond_owned(struct sg_request *r, int status, const char *content_type
 void sg_respond_error(struct sg_request *r, const struct sg_error *err);
 /* No body: 204, 304, 202 ... */
 void sg_respond_empty(struct sg_request *r, int status);
-/* len bytes of a regular file from offset, by sendfile; fd is stolen. A file that got shorter cuts the answer. */
-void sg_respond_fd(struct sg_request *r, int status, const char *content_type, int fd, uint64_t offset, uint64_t len);
+/* len bytes of a regular file from offset, by sendfile; fd is stolen, and hold (may be NULL) dropped after it was closed.
+ * A file that got shorter cuts the answer. */
+void sg_respond_fd(struct sg_request *r, int status, const char *content_type, int fd, struct sg_hold *hold,
+                   uint64_t offset, uint64_t len);
 /* Whatever comes out of the pipe; a reference is taken. content_length -1: unknown (chunked). The client sees a
  * cut when the pipe fails or ends early. The pipe is stopped when the client goes away. */
 void sg_respond_pipe(struct sg_request *r, int status, const char *content_type, struct sg_pipe *p,
