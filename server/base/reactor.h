@@ -33,7 +33,7 @@ struct sg_timer {
 
 /* Makes the reactor and starts its thread. */
 int sg_reactor_new(struct sg_reactor **ret, struct sg_error *err);
-/* Runs the tasks posted so far, stops the thread, joins it, frees. Any other thread. NULL-safe. */
+/* Runs the tasks posted so far and those they post, stops the thread, joins it, frees. Any other thread. NULL-safe. */
 struct sg_reactor *sg_reactor_free(struct sg_reactor *r);
 /* Any thread. */
 bool sg_reactor_is_current(const struct sg_reactor *r);

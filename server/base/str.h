@@ -21,4 +21,8 @@ bool sg_parse_size(const char *s, int64_t *ret);
  * blank (query strings). *ret_len: decoded length. */
 bool sg_percent_decode(const char *raw, size_t len, bool plus, char *out, size_t *ret_len);
 
+/* Shortest text that reads back as the same double, with a '.' or an exponent: "0.1", "5.0", "1e+300". */
+#define SG_DOUBLE_LEN 32
+void sg_format_double(double v, char out[SG_DOUBLE_LEN]);
+
 #endif

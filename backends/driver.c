@@ -1,0 +1,108 @@
+#include "backends/driver.h"
+
+#include <jansson.h>
+#include <stdatomic.h>
+
+static int unsupported(const struct sg_driver *d, const char *what, struct sg_error *err)
+{
+    return sg_error_set(err, SG_NOT_SUPPORTED, "%s does not support %s", d->facts.name, what);
+}
+
+/* ---- drivers ---- */
+
+int sg_driver_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err)
+{
+    return d->ops->check != NULL ? d->ops->check(d, spec, err) : 0;
+}
+
+int sg_driver_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
+                     const struct sg_sandbox_done *done, struct sg_error *err)
+{
+    if (d->ops->create == NULL) {
+        return unsupported(d, "new sandboxes", err);
+    }
+    if (sg_cancel_fired(cancel) != SG_CANCEL_NONE) {
+        return sg_error_set(err, SG_CANCELLED, "cancelled before the sandbox was asked for");
+    }
+    return d->ops->create(d, spec, cancel, done, err);
+}
+
+int sg_driver_health(struct sg_driver *d, struct sg_error *err)
+{
+    return d->ops->health != NULL ? d->ops->health(d, err) : 0;
+}
+
+struct sg_driver *sg_driver_free(struct sg_driver *d)
+{
+    if (d != NULL) {
+        d->ops->free(d);
+    }
+    return NULL;
+}
+
+/* ---- sandboxes ---- */
+
+struct sg_sandbox *sg_sandbox_ref(struct sg_sandbox *sb)
+{
+    (void)atomic_fetch_add(&sb->refs, 1);
+    return sb;
+}
+
+struct sg_sandbox *sg_sandbox_unref(struct sg_sandbox *sb)
+{
+    if (sb != NULL && atomic_fetch_sub(&sb->refs, 1) == 1) {
+        sb->driver->ops->sandbox_free(sb);
+    }
+    return NULL;
+}
+
+void sg_sandbox_on_lost(struct sg_sandbox *sb,
+                        void (*lost)(void *, struct sg_sandbox *, const struct sg_error *), void *arg)
+{
+    sb->lost_arg = arg;
+    sb->lost = lost;
+}
+
+void sg_sandbox_terminate(struct sg_sandbox *sb, const struct sg_done *done)
+{
+    sb->driver->ops->terminate(sb, done);
+}
+
+int sg_sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink,
+                    struct sg_exec **ret, struct sg_error *err)
+{
+    const struct sg_driver *d = sb->driver;
+    if (d->ops->exec_start == NULL || (d->facts.caps & SG_CAP_EXEC) == 0) {
+        return unsupported(d, "commands", err);
+    }
+    if (spec->argv == NULL || spec->argv[0] == NULL || spec->timeout_ms <= 0 || spec->pipe_bytes == 0) {
+        return sg_error_set(err, SG_INTERNAL, "a command without argv, timeout or pipe size");
+    }
+    return d->ops->exec_start(sb, spec, sink, ret, err);
+}
+
+const struct sg_file_ops *sg_sandbox_files(struct sg_sandbox *sb, struct sg_error *err)
+{
+    const struct sg_driver *d = sb->driver;
+    if (d->ops->files == NULL || (d->facts.caps & SG_CAP_FILE_RW) == 0) {
+        (void)unsupported(d, "files", err);
+        return NULL;
+    }
+    return d->ops->files;
+}
+
+int sg_sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
+                    struct sg_error *err)
+{
+    const struct sg_driver *d = sb->driver;
+    if (d->ops->dial == NULL) {
+        return unsupported(d, "connections into the sandbox", err);
+    }
+    return d->ops->dial(sb, port, deadline_ms, done, err);
+}
+
+struct json_t *sg_sandbox_metadata(struct sg_sandbox *sb)
+{
+    const struct sg_driver *d = sb->driver;
+    return d->ops->metadata != NULL ? d->ops->metadata(sb) : json_object();
+}

@@ -1,0 +1,43 @@
+#include "base/clock.h"
+
+#include <stdio.h>
+#include <time.h>
+
+static int64_t now_us(clockid_t id)
+{
+    struct timespec ts;
+    (void)clock_gettime(id, &ts); /* cannot fail for these clocks */
+    return (int64_t)ts.tv_sec * 1000000 + ts.tv_nsec / 1000;
+}
+
+int64_t sg_now_us(void)
+{
+    return now_us(CLOCK_BOOTTIME);
+}
+
+int64_t sg_now_ms(void)
+{
+    return now_us(CLOCK_BOOTTIME) / 1000;
+}
+
+int64_t sg_wall_us(void)
+{
+    return now_us(CLOCK_REALTIME);
+}
+
+void sg_time_format(int64_t wall_us, char out[SG_TIME_LEN])
+{
+    int64_t us = wall_us % 1000000;
+    time_t s = (time_t)(wall_us / 1000000);
+    if (us < 0) {
+        us += 1000000;
+        s--;
+    }
+    struct tm tm;
+    if (gmtime_r(&s, &tm) == NULL || tm.tm_year > 8099 || tm.tm_year < -1900) {
+        (void)snprintf(out, SG_TIME_LEN, "1970-01-01T00:00:00.000000Z");
+        return;
+    }
+    size_t n = strftime(out, SG_TIME_LEN, "%Y-%m-%dT%H:%M:%S", &tm);
+    (void)snprintf(out + n, SG_TIME_LEN - n, ".%06dZ", (int)us);
+}

@@ -1,0 +1,182 @@
+#include "base/log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/str.h"
+
+#define TAIL 3U           /* closing brace, newline, NUL */
+#define VALUE_MAX 1024U   /* of one value's text, so that later members still fit */
+
+static const char *const level_names[] = {"debug", "info", "warn", "error"};
+
+struct sg_log {
+    int fd;
+    enum sg_log_level level;
+};
+
+struct sg_log *sg_log_new(int fd, enum sg_log_level level)
+{
+    struct sg_log *log = sg_xcalloc(1, sizeof *log);
+    log->fd = fd;
+    log->level = level;
+    return log;
+}
+
+struct sg_log *sg_log_free(struct sg_log *log)
+{
+    free(log);
+    return NULL;
+}
+
+bool sg_log_level_parse(const char *s, enum sg_log_level *ret)
+{
+    for (size_t i = 0; i < SG_COUNT_OF(level_names); i++) {
+        if (sg_streq(s, level_names[i])) {
+            *ret = (enum sg_log_level)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static size_t room(const struct sg_log_line *l)
+{
+    return sizeof l->text - TAIL - l->len;
+}
+
+static void put(struct sg_log_line *l, const char *s, size_t n)
+{
+    memcpy(l->text + l->len, s, n);
+    l->len += n;
+}
+
+/* One character of value (n bytes left) as JSON text into out; returns how many bytes it took. */
+static size_t escape(const char *value, size_t n, char out[8])
+{
+    unsigned char c = (unsigned char)value[0];
+    if (c == '"' || c == '\\') {
+        (void)snprintf(out, 8, "\\%c", c);
+        return 1;
+    }
+    if (c < 0x20 || c == 0x7f) {
+        (void)snprintf(out, 8, "\\u%04x", c);
+        return 1;
+    }
+    size_t len = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+    if (len > n || !sg_utf8_valid(value, len)) {
+        (void)snprintf(out, 8, "\xef\xbf\xbd"); /* U+FFFD */
+        return 1;
+    }
+    (void)snprintf(out, 8, "%.*s", (int)len, value);
+    return len;
+}
+
+/* `,"key":`; false when not even the shortest value would fit behind it. */
+static bool put_key(struct sg_log_line *l, const char *key)
+{
+    size_t n = strlen(key);
+    if (!l->on || room(l) < n + 4 + 24) {
+        return false;
+    }
+    if (l->len > 1) {
+        put(l, ",", 1);
+    }
+    put(l, "\"", 1);
+    put(l, key, n);
+    put(l, "\":", 2);
+    return true;
+}
+
+void sg_log_str(struct sg_log_line *l, const char *key, const char *value)
+{
+    if (value == NULL || *value == '\0' || !put_key(l, key)) {
+        return;
+    }
+    size_t left = strnlen(value, VALUE_MAX + 4);
+    size_t used = 0;
+    put(l, "\"", 1);
+    while (left > 0) {
+        char text[8];
+        size_t taken = escape(value, left, text);
+        size_t n = strlen(text);
+        if (used + n > VALUE_MAX || room(l) < n + 1) {
+            break;
+        }
+        put(l, text, n);
+        used += n;
+        value += taken;
+        left -= taken;
+    }
+    put(l, "\"", 1);
+}
+
+void sg_log_int(struct sg_log_line *l, const char *key, int64_t value)
+{
+    char text[24];
+    if (put_key(l, key)) {
+        int n = snprintf(text, sizeof text, "%lld", (long long)value);
+        put(l, text, (size_t)n);
+    }
+}
+
+void sg_log_bool(struct sg_log_line *l, const char *key, bool value)
+{
+    if (put_key(l, key)) {
+        put(l, value ? "true" : "false", value ? 4 : 5);
+    }
+}
+
+void sg_log_begin(struct sg_log_line *l, struct sg_log *log, enum sg_log_level level, const char *event)
+{
+    l->log = log;
+    l->on = log != NULL && level >= log->level;
+    l->len = 0;
+    if (!l->on) {
+        return;
+    }
+    char now[SG_TIME_LEN];
+    sg_time_format(sg_wall_us(), now);
+    put(l, "{", 1);
+    sg_log_str(l, "time", now);
+    sg_log_str(l, "level", level_names[level]);
+    sg_log_str(l, "event", event);
+}
+
+void sg_log_error(struct sg_log_line *l, const struct sg_error *err)
+{
+    if (err == NULL) {
+        return;
+    }
+    sg_log_str(l, "code", sg_code_name(err->code));
+    sg_log_str(l, "error", err->message);
+    sg_log_str(l, "field", err->field);
+    sg_log_str(l, "reason", err->reason);
+    if (err->sys != 0) {
+        sg_log_int(l, "errno", err->sys);
+    }
+}
+
+void sg_log_end(struct sg_log_line *l)
+{
+    if (!l->on) {
+        return;
+    }
+    memcpy(l->text + l->len, "}\n", 3);
+    l->len += 2;
+    l->on = false;
+    ssize_t n;
+    do {
+        n = write(l->log->fd, l->text, l->len);
+    } while (n < 0 && errno == EINTR); /* a log that cannot be written has nowhere to say so */
+}
+
+void sg_log_event(struct sg_log *log, enum sg_log_level level, const char *event, const struct sg_error *err)
+{
+    struct sg_log_line l;
+    sg_log_begin(&l, log, level, event);
+    sg_log_error(&l, err);
+    sg_log_end(&l);
+}
