@@ -136,6 +136,9 @@ void sg_registry_ended(struct sg_registry *r, struct sg_entry *e, const struct s
 /* sg_registry_end() for every lease that has not ended; for shutdown. Returns how many there were. */
 size_t sg_registry_end_all(struct sg_registry *r, enum sg_end why);
 
+/* The sandbox, one reference, in whatever state the lease is; NULL when it has none. For on_end, which terminates it. */
+struct sg_sandbox *sg_entry_sandbox(struct sg_entry *e);
+
 /* Use of the sandbox: keeps it from idling, gives a reference on it (*ret may be NULL when not wanted). -1: SG_LEASE_NOT_READY
  * (creating), SG_LEASE_GONE (ended or ending, with reason), SG_SANDBOX_LOST. */
 int sg_entry_use_begin(struct sg_entry *e, struct sg_sandbox **ret, struct sg_error *err);

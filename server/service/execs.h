@@ -1,0 +1,52 @@
+/* Commands of leases: starting them, telling repetitions from conflicts, and what is known of each afterwards. */
+#ifndef SG_EXECS_H
+#define SG_EXECS_H
+
+#include "lease/registry.h"
+#include "model/exec_json.h"
+#include "model/principal.h"
+
+struct sg_service;
+struct sg_execs;
+
+struct sg_execs *sg_execs_new(struct sg_service *s);
+/* No command may be running. NULL-safe. */
+struct sg_execs *sg_execs_free(struct sg_execs *x);
+
+enum sg_exec_state { SG_EXEC_RUNNING, SG_EXEC_FINISHED, SG_EXEC_KILLED, SG_EXEC_TIMED_OUT, SG_EXEC_LOST };
+const char *sg_exec_state_name(enum sg_exec_state s);
+
+struct sg_exec_args {
+    const struct sg_principal *who;
+    struct sg_entry *lease;
+    struct sg_exec_request *request; /* moved from */
+    struct sg_cancel *cancel;        /* the caller's: a hang-up of the last caller attached kills the command */
+    /* r is borrowed for the callback; NULL with err. */
+    void (*done)(void *arg, const struct sg_exec_result *r, const struct sg_error *err);
+    void *arg;
+};
+/* Runs a command to its end. With a caller-chosen id a repetition of the same body attaches to the running command or gets
+ * its kept result; another body is SG_EXEC_ID_CONFLICT. Everything goes to done. */
+void sg_service_exec(struct sg_service *s, const struct sg_exec_args *a);
+
+/* What is known of one command. */
+struct sg_exec_info {
+    char exec_id[SG_ID_MAX];
+    enum sg_exec_state state;
+    int64_t started_us; /* wall clock */
+    bool has_result;
+    struct sg_exec_result result; /* borrowed for the callback */
+};
+/* Calls fn with what is known of exec `id`; SG_NOT_FOUND. fn must not call back into the service. */
+int sg_service_exec_get(struct sg_service *s, struct sg_entry *lease, const char *id,
+                        void (*fn)(void *arg, const struct sg_exec_info *i), void *arg, struct sg_error *err);
+/* The same for every command of the lease that is running or kept, oldest first, after `after` (NULL: all); at most limit; true in
+ * *ret_more when there are further ones. */
+void sg_service_exec_list(struct sg_service *s, struct sg_entry *lease, const char *after, size_t limit,
+                          void (*fn)(void *arg, const struct sg_exec_info *i), void *arg, bool *ret_more);
+/* Kills the command and all its descendants, also of a finished one. */
+int sg_service_exec_kill(struct sg_service *s, struct sg_entry *lease, const char *id, struct sg_error *err);
+/* SG_CONFLICT once it has ended. */
+int sg_service_exec_signal(struct sg_service *s, struct sg_entry *lease, const char *id, int signo, struct sg_error *err);
+
+#endif

@@ -1,0 +1,107 @@
+/* The use cases: what the API does, in the words of leases, commands, files and endpoints.
+ *
+ * Nothing here knows HTTP. Every call answers through its `done` callback, exactly once, on any thread, without locks held, maybe
+ * before the call returns; errors given to it are borrowed. A call that returns -1 has filled err and will not call done.
+ */
+#ifndef SG_SERVICE_H
+#define SG_SERVICE_H
+
+#include "backends/driver.h"
+#include "backends/registry.h"
+#include "base/workq.h"
+#include "lease/registry.h"
+#include "lease/store.h"
+#include "model/lease_request.h"
+#include "model/principal.h"
+#include "model/selection.h"
+
+struct sg_service;
+struct sg_created;
+
+struct sg_service_config {
+    int64_t lease_timeout_default_ms;
+    int64_t lease_timeout_max_ms;
+    int64_t lease_idle_timeout_ms; /* 0: none */
+    int64_t exec_timeout_default_ms;
+    int64_t exec_timeout_max_ms;
+    size_t exec_output_max;  /* default and maximum of max_output_bytes */
+    size_t exec_history_max; /* bytes of finished results kept per lease */
+    int64_t exec_history_ttl_ms;
+    size_t file_list_max; /* entries of one answer */
+};
+
+/* All borrowed; they must outlive the service. */
+struct sg_service_parts {
+    struct sg_reactor *reactor;
+    struct sg_workq *workq;
+    struct sg_store *store;
+    struct sg_backends *backends;
+    struct sg_log *log;
+    const struct sg_names *held_credentials; /* names of the credentials this server has */
+    bool budget_set;
+    int64_t budget_microusd;
+};
+
+int sg_service_new(const struct sg_service_config *cfg, const struct sg_service_parts *parts, struct sg_service **ret,
+                   struct sg_error *err);
+/* All leases must have ended. NULL-safe. */
+struct sg_service *sg_service_free(struct sg_service *s);
+/* From here on: no new leases. */
+void sg_service_drain(struct sg_service *s);
+/* Ends every lease; done when nothing of them runs any more or deadline_ms (sg_now_ms) has passed. Blocks: shutdown only. */
+void sg_service_end_all(struct sg_service *s, int64_t deadline_ms);
+
+struct sg_registry *sg_service_leases(struct sg_service *s);
+const struct sg_service_config *sg_service_config(const struct sg_service *s);
+const struct sg_service_parts *sg_service_parts(const struct sg_service *s);
+/* The registered backends as candidates, and what the server holds: what a selection without its own is made over. */
+const struct sg_candidates *sg_service_candidates(const struct sg_service *s);
+const struct sg_environment *sg_service_environment(const struct sg_service *s);
+
+/* 0: store writable and one backend usable; -1 with the reason. */
+int sg_service_ready(struct sg_service *s, struct sg_error *err);
+
+/* The tenant to look things up under: NULL (anyone's) for an administrator. */
+const char *sg_service_tenant(const struct sg_principal *who);
+
+/* ---- leases ---- */
+
+struct sg_entry_done {
+    /* e: one reference for the callee; NULL with err. */
+    void (*fn)(void *arg, struct sg_entry *e, const struct sg_error *err);
+    void *arg;
+};
+/* Finds a lease of the caller's, ended ones included. At once from memory, else on a worker. */
+void sg_service_find(struct sg_service *s, const struct sg_principal *who, const char *id, const struct sg_entry_done *done);
+
+struct sg_create_args {
+    const struct sg_principal *who;    /* borrowed for the call */
+    struct sg_lease_request *request;  /* moved from */
+    const char *idempotency_key;       /* or NULL */
+    bool async;                        /* answer as soon as the lease is reserved and written down */
+    struct sg_cancel *cancel;          /* the caller's; a create nobody could find again ends with it */
+    /* As sg_grant.answer: the body to store for the Idempotency-Key. `arg` as in done; called before done. */
+    char *(*render)(void *arg, const struct sg_lease *l);
+    void (*done)(void *arg, const struct sg_created *c, const struct sg_error *err);
+    void *arg;
+};
+/* Borrowed for the callback. */
+struct sg_created {
+    struct sg_entry *entry;         /* NULL when only the stored answer is left */
+    const struct sg_answer *answer; /* not NULL: replay this */
+    bool fresh;                     /* this call made it; else it is the same as before */
+};
+/* Never fails by itself: everything goes to done. */
+void sg_service_create(struct sg_service *s, const struct sg_create_args *a);
+
+/* Begins the end of a lease; done(true) when nothing of it runs any more, done(false) when that took longer than wait_ms. */
+void sg_service_delete(struct sg_service *s, struct sg_entry *e, int64_t wait_ms, void (*done)(void *arg, bool gone), void *arg);
+
+/* Waits until a lease that is being created has settled, at most wait_ms. */
+void sg_service_wait(struct sg_service *s, struct sg_entry *e, int64_t wait_ms, void (*done)(void *arg, bool settled), void *arg);
+
+/* timeout_ms <= 0: the default. SG_TIMEOUT_ABOVE_MAXIMUM. */
+int sg_service_extend(struct sg_service *s, struct sg_entry *e, int64_t timeout_ms, const struct sg_store_done *done,
+                      struct sg_error *err);
+
+#endif

@@ -1,0 +1,22 @@
+/* What the files of the service layer share. */
+#ifndef SG_SERVICE_PRIV_H
+#define SG_SERVICE_PRIV_H
+
+#include "service/execs.h"
+#include "service/service.h"
+
+struct sg_service {
+    struct sg_service_config cfg;
+    struct sg_service_parts parts;
+    struct sg_registry *leases;
+    struct sg_execs *execs;
+    struct sg_candidates candidates;
+    struct sg_environment environment;
+    _Atomic bool draining;
+};
+
+/* lease_end.c: what the registry calls when a lease ends, and what a sandbox calls when it dies. */
+void sg_service_on_end(void *arg, struct sg_entry *e, enum sg_end why);
+void sg_service_watch_sandbox(struct sg_service *s, struct sg_entry *e, struct sg_sandbox *sb);
+
+#endif
