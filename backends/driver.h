@@ -62,6 +62,7 @@ struct sg_sandbox {
     struct sg_driver *driver;
     _Atomic int refs;
     char id[64]; /* the provider's own id of it: slot name, container id, ... */
+    char owner[SG_ID_MAX]; /* the owner's own note, e.g. the lease id; set before sg_sandbox_on_lost() */
     /* Called once when the sandbox dies on its own (agent gone, container died). Set by the owner with
      * sg_sandbox_on_lost() before anything can race; why is a short stable word plus detail. */
     void (*lost)(void *arg, struct sg_sandbox *sb, const struct sg_error *why);

@@ -17,6 +17,8 @@
 #define SG_COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 #define SG_PRINTF(f, a) __attribute__((format(printf, f, a)))
 #define SG_UNUSED __attribute__((unused))
+/* The struct that embeds *p as its member. */
+#define sg_container_of(p, type, member) ((type *)(void *)((char *)(p) - offsetof(type, member)))
 #define sg_cleanup(fn) __attribute__((cleanup(fn)))
 
 /* Frees *p; for `sg_cleanup(sg_free_p) char *s = NULL;`. */
