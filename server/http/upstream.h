@@ -33,7 +33,7 @@ struct sg_upstream_config {
 /* Sensible values for all of it. */
 struct sg_upstream_config sg_upstream_defaults(void);
 
-/* One hub per process, on the caller's reactor, which must outlive it. config is copied. */
+/* One hub per process, on the caller's reactor, which must outlive it. config is copied. SIGPIPE must be ignored. */
 struct sg_upstreams *sg_upstreams_new(struct sg_reactor *r, const struct sg_upstream_config *config);
 /* Cuts every exchange (SG_SHUTTING_DOWN) and closes every connection, waits for that, frees. Not on the reactor
  * thread. NULL-safe, returns NULL. */
@@ -76,7 +76,7 @@ struct sg_upstream_request {
     const char *head; /* request line, fields, empty line; copied */
     size_t head_len;
     struct sg_pipe *body; /* NULL: none. A reference is taken. Its end is the end of the request. */
-    bool chunked;         /* frame the body; else the head has its Content-Length */
+    int64_t body_length;  /* what the head's Content-Length says; -1: the head says chunked, frame the body */
     bool is_head;         /* HEAD: no body follows the answer */
     bool replayable;      /* sending it twice does no harm (GET or HEAD without a body) */
     struct sg_cancel *cancel; /* may be NULL; a reference is taken */
