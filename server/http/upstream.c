@@ -116,7 +116,7 @@ static void pool_end(struct sg_task *t);
 static void pool_fired(struct sg_cancel_hook *h, enum sg_cancel_reason why)
 {
     (void)why;
-    struct sg_up_pool *p = (struct sg_up_pool *)((char *)h - offsetof(struct sg_up_pool, hook));
+    struct sg_up_pool *p = sg_container_of(h, struct sg_up_pool, hook);
     pthread_mutex_lock(&p->hub->lock);
     p->ended = true;
     pthread_mutex_unlock(&p->hub->lock);
@@ -148,6 +148,7 @@ static void conn_unref(struct sg_up_conn *c)
     if (atomic_fetch_sub(&c->refs, 1) != 1)
         return;
     sg_close(c->fd);
+    sg_hold_unref(c->hold);
     struct sg_upstreams *u = c->pool->hub;
     pthread_mutex_lock(&u->lock);
     u->n_conns--;
@@ -199,7 +200,7 @@ static void exchange_run(struct sg_up_exchange *x);
 
 static void conn_ready(struct sg_watch *w, uint32_t events)
 {
-    struct sg_up_conn *c = (struct sg_up_conn *)((char *)w - offsetof(struct sg_up_conn, watch));
+    struct sg_up_conn *c = sg_container_of(w, struct sg_up_conn, watch);
     struct sg_up_exchange *x = conn_exchange(c);
     if (x == NULL) { /* idle: closed by the server, or it talks without being asked */
         conn_close(c);
@@ -227,7 +228,7 @@ static void conn_arm(struct sg_up_conn *c, int64_t due)
 
 static void conn_timer(struct sg_timer *t)
 {
-    struct sg_up_conn *c = (struct sg_up_conn *)((char *)t - offsetof(struct sg_up_conn, timer));
+    struct sg_up_conn *c = sg_container_of(t, struct sg_up_conn, timer);
     c->timer_due = 0;
     struct sg_up_exchange *x = conn_exchange(c);
     if (x != NULL)
@@ -263,14 +264,15 @@ static void conn_ask(struct sg_up_conn *c, const struct sg_up_exchange *x)
     conn_arm(c, x->deadline);
 }
 
-/* A fresh connection for x; fd is ours from here. */
-static int conn_new(struct sg_up_exchange *x, int fd, struct sg_error *err)
+/* A fresh connection for x; fd and hold are ours from here. */
+static int conn_new(struct sg_up_exchange *x, int fd, struct sg_hold *hold, struct sg_error *err)
 {
     struct sg_up_conn *c = sg_xcalloc(1, sizeof *c);
     int one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* not every stream socket has it */
     atomic_init(&c->refs, 2); /* the reactor's and the exchange's */
     c->fd = fd;
+    c->hold = hold;
     c->watch.fd = fd;
     c->watch.ready = conn_ready;
     c->timer.fire = conn_timer;
@@ -359,7 +361,7 @@ void sg_up_exchange_wake(void *arg)
 
 static void exchange_task(struct sg_task *t)
 {
-    struct sg_up_exchange *x = (struct sg_up_exchange *)((char *)t - offsetof(struct sg_up_exchange, task));
+    struct sg_up_exchange *x = sg_container_of(t, struct sg_up_exchange, task);
     atomic_store(&x->posted, false);
     settle(x);
     exchange_run(x);
@@ -368,8 +370,7 @@ static void exchange_task(struct sg_task *t)
 
 static void exchange_cancelled(struct sg_cancel_hook *h, enum sg_cancel_reason why)
 {
-    struct sg_up_exchange *x =
-        (struct sg_up_exchange *)((char *)h - offsetof(struct sg_up_exchange, cancel_hook));
+    struct sg_up_exchange *x = sg_container_of(h, struct sg_up_exchange, cancel_hook);
     int code = why == SG_CANCEL_SHUTDOWN    ? SG_SHUTTING_DOWN
                : why == SG_CANCEL_LEASE_END ? SG_LEASE_GONE
                : why == SG_CANCEL_TIMEOUT   ? SG_ENDPOINT_TIMEOUT
@@ -396,9 +397,11 @@ void sg_up_end(struct sg_up_exchange *x, bool reuse)
     u->n_exchanges--;
     bool left = pool_leave(x->pool);
     int fd = x->dialed ? x->dial_fd : -1;
+    struct sg_hold *hold = x->dialed ? x->dial_hold : NULL;
     pthread_cond_broadcast(&u->changed);
     pthread_mutex_unlock(&u->lock);
     sg_close(fd);
+    sg_hold_unref(hold);
     if (left)
         pool_retire(x->pool);
     if (x->body != NULL) {
@@ -465,13 +468,15 @@ static bool take_dialed(struct sg_up_exchange *x)
     pthread_mutex_lock(&x->hub->lock);
     bool dialed = x->dialed;
     int fd = x->dial_fd;
+    struct sg_hold *hold = x->dial_hold;
     x->dialed = false;
     x->dial_fd = -1;
+    x->dial_hold = NULL;
     pthread_mutex_unlock(&x->hub->lock);
     if (!dialed)
         return false;
     struct sg_error err = {0};
-    if (fd < 0 || conn_new(x, fd, &err) < 0) {
+    if (fd < 0 || conn_new(x, fd, hold, &err) < 0) {
         sg_up_fail(x, fd < 0 ? &x->dial_err : &err);
         sg_error_clear(&err);
         return false;
@@ -496,7 +501,7 @@ static void exchange_run(struct sg_up_exchange *x)
         conn_ask(x->conn, x);
 }
 
-static void dial_done(void *arg, int fd, const struct sg_error *err)
+static void dial_done(void *arg, int fd, struct sg_hold *hold, const struct sg_error *err)
 {
     struct sg_up_exchange *x = arg;
     pthread_mutex_lock(&x->hub->lock);
@@ -504,14 +509,17 @@ static void dial_done(void *arg, int fd, const struct sg_error *err)
     if (!late) {
         x->dialed = true;
         x->dial_fd = fd;
+        x->dial_hold = hold;
         if (fd < 0)
             sg_error_copy(&x->dial_err, err);
     }
     pthread_mutex_unlock(&x->hub->lock);
-    if (late)
+    if (late) {
         sg_close(fd);
-    else
+        sg_hold_unref(hold);
+    } else {
         sg_up_exchange_wake(x);
+    }
     sg_up_exchange_unref(x);
 }
 
@@ -520,7 +528,7 @@ static void dial(struct sg_up_exchange *x)
     struct sg_dial_done done = {dial_done, sg_up_exchange_ref(x)};
     struct sg_error err = {0};
     if (x->target.dial(x->target.arg, x->target.port, sg_now_ms() + x->hub->config.connect_ms, &done, &err) < 0) {
-        dial_done(x, -1, &err);
+        dial_done(x, -1, NULL, &err);
         sg_error_clear(&err);
     }
 }
@@ -677,14 +685,14 @@ static void pool_cut(struct sg_up_pool *p, enum sg_code code)
 
 static void pool_end(struct sg_task *t)
 {
-    struct sg_up_pool *p = (struct sg_up_pool *)((char *)t - offsetof(struct sg_up_pool, end_task));
+    struct sg_up_pool *p = sg_container_of(t, struct sg_up_pool, end_task);
     pool_cut(p, SG_LEASE_GONE);
     pool_unref(p); /* the hook's */
 }
 
 static void hub_close(struct sg_task *t)
 {
-    struct sg_upstreams *u = (struct sg_upstreams *)((char *)t - offsetof(struct sg_upstreams, close_task));
+    struct sg_upstreams *u = sg_container_of(t, struct sg_upstreams, close_task);
     for (;;) {
         pthread_mutex_lock(&u->lock);
         struct sg_up_pool *p = u->pools;

@@ -23,6 +23,7 @@ struct sg_up_conn {
     uint32_t asked;     /* reactor: events */
     _Atomic unsigned refs;
     int fd;
+    struct sg_hold *hold; /* dropped after fd is closed */
     struct sg_up_pool *pool;
     struct sg_up_exchange *x; /* hub lock */
     bool idle;                /* hub lock: in pool->idle */
@@ -77,8 +78,9 @@ struct sg_up_exchange {
     _Atomic int killed; /* enum sg_code */
     struct sg_cancel *cancel;
     struct sg_cancel_hook cancel_hook;
-    bool dialed; /* hub lock, these three */
+    bool dialed; /* hub lock, these four */
     int dial_fd;
+    struct sg_hold *dial_hold;
     struct sg_error dial_err;
 };
 
