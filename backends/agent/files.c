@@ -1,0 +1,578 @@
+/* File operations with the command user's rights: the agent's fsuid and fsgid are the command's from its start on, so
+ * there is nothing to switch. Names are resolved without magic links, because /proc/self would mean the agent's own;
+ * files are looked at through O_PATH before they are opened, because opening a FIFO or a device already does something. */
+#include "backends/agent/inside.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define LINKS_MAX 40
+#define INLINE_ENTRIES 256U /* a list longer than this is a worker's */
+#define SELF_FD_MAX 32
+
+int sys_openat2(int dir, const char *path, int flags, mode_t mode)
+{
+    struct open_how how = {
+        .flags = (uint64_t)(unsigned)(flags | O_CLOEXEC), .mode = mode, .resolve = RESOLVE_NO_MAGICLINKS};
+    long fd = syscall(SYS_openat2, dir, path, &how, sizeof how);
+    return fd < 0 ? -errno : (int)fd;
+}
+
+void files_stat_fill(struct sg_agent_stat *out, const struct stat *st)
+{
+    *out = (struct sg_agent_stat){
+        .type = st->st_mode & S_IFMT,
+        .mode = st->st_mode & 07777,
+        .uid = st->st_uid,
+        .size = (uint64_t)st->st_size,
+        .mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
+        .ino = st->st_ino,
+        .dev = st->st_dev,
+    };
+}
+
+static int close_keep(int fd)
+{
+    int e = errno;
+    if (fd >= 0)
+        close(fd);
+    errno = e;
+    return -1;
+}
+
+static void done_stat(struct agent *a, uint64_t id, const struct stat *st, uint32_t flags, const char *text, int fd)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = id};
+    m.u.done.flags = flags;
+    m.u.done.text = text;
+    if (st != NULL) {
+        m.u.done.flags |= SG_AGENT_DONE_STAT;
+        files_stat_fill(&m.u.done.stat, st);
+    }
+    out_send(a, &m, fd);
+}
+
+/* ---- names ---- */
+
+/* Cuts path into the directory (dir) and the last component (name); both have room for a whole path. "/a/b/" is "/a" and
+ * "b"; the root itself has the name ".". -errno. */
+static int split(const char *path, char *dir, char *name)
+{
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    if (path[0] != '/' && path[0] != '\0' && memchr(path, '/', len) == NULL) {
+        memcpy(dir, ".", 2);
+        memcpy(name, path, len);
+        name[len] = '\0';
+        return 0;
+    }
+    size_t cut = len;
+    while (cut > 0 && path[cut - 1] != '/')
+        cut--;
+    if (len - cut > 255)
+        return -ENAMETOOLONG;
+    memcpy(name, path + cut, len - cut);
+    name[len - cut] = '\0';
+    if (len == cut)
+        memcpy(name, ".", 2);
+    if (cut > 1)
+        cut--;
+    memcpy(dir, path, cut);
+    dir[cut] = '\0';
+    return 0;
+}
+
+static bool no_name(const char *name)
+{
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+int files_parent(const char *path, char *name)
+{
+    char dir[SG_AGENT_PATH_MAX + 1];
+    int r = split(path, dir, name);
+    return r < 0 ? r : sys_openat2(AT_FDCWD, dir, O_PATH | O_DIRECTORY, 0);
+}
+
+/* Opens directory path under base, making what is missing of it. *made: how many levels are new. fd or -errno. */
+static int make_dirs(int base, const char *path, mode_t mode, unsigned *made)
+{
+    char name[SG_AGENT_PATH_MAX + 1];
+    int dir = sys_openat2(base, path[0] == '/' ? "/" : ".", O_PATH | O_DIRECTORY, 0);
+    *made = 0;
+    for (const char *p = path; dir >= 0;) {
+        p += strspn(p, "/");
+        size_t n = strcspn(p, "/");
+        if (n == 0)
+            break;
+        memcpy(name, p, n);
+        name[n] = '\0';
+        p += n;
+        int next = sys_openat2(dir, name, O_PATH | O_DIRECTORY, 0);
+        if (next == -ENOENT) {
+            if (mkdirat(dir, name, mode) == 0)
+                ++*made;
+            else if (errno != EEXIST)
+                next = -errno;
+            if (next == -ENOENT)
+                next = sys_openat2(dir, name, O_PATH | O_DIRECTORY, 0);
+        }
+        close(dir);
+        dir = next;
+    }
+    return dir;
+}
+
+/* Takes back the last levels that make_dirs made; what has been filled meanwhile stays. */
+static void unmake_dirs(int base, const char *path, unsigned made)
+{
+    char part[SG_AGENT_PATH_MAX + 1], name[SG_AGENT_PATH_MAX + 1], dir[SG_AGENT_PATH_MAX + 1];
+    memcpy(part, path, strlen(path) + 1);
+    for (; made > 0 && split(part, dir, name) == 0; made--) {
+        int fd = sys_openat2(base, dir, O_PATH | O_DIRECTORY, 0);
+        if (fd < 0)
+            return;
+        int r = unlinkat(fd, name, AT_REMOVEDIR);
+        close(fd);
+        if (r != 0)
+            return;
+        memcpy(part, dir, strlen(dir) + 1);
+    }
+}
+
+/* ---- the place a file is written to ---- */
+
+/* Where a write through path ends up once its last component's links are followed. */
+struct target {
+    int dir;  /* holds name; -1 while the directory is missing */
+    int base; /* what dir_path is relative to, or AT_FDCWD; owned */
+    char dir_path[SG_AGENT_PATH_MAX + 1];
+    char name[SG_AGENT_PATH_MAX + 1];
+    bool exists; /* then st is a writable regular file */
+    struct stat st;
+};
+
+static void target_finish(struct target *t)
+{
+    close_keep(t->dir);
+    if (t->base >= 0)
+        close_keep(t->base);
+}
+
+/* Follows one link; 1 when there was one, 0 when not, -errno. */
+static int follow(struct target *t, char *path)
+{
+    ssize_t n = readlinkat(t->dir, t->name, path, SG_AGENT_PATH_MAX + 1);
+    if (n < 0)
+        return errno == EINVAL || errno == ENOENT ? 0 : -errno;
+    if (n == 0 || (size_t)n > SG_AGENT_PATH_MAX)
+        return -ENAMETOOLONG;
+    path[n] = '\0';
+    if (t->base >= 0)
+        close(t->base);
+    t->base = t->dir;
+    t->dir = -1;
+    return 1;
+}
+
+/* Is it something that may be overwritten? 0 or -errno. */
+static int check_existing(struct target *t)
+{
+    if (fstatat(t->dir, t->name, &t->st, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno == ENOENT ? 0 : -errno;
+    t->exists = true;
+    if (S_ISDIR(t->st.st_mode))
+        return -EISDIR;
+    if (!S_ISREG(t->st.st_mode))
+        return -(int)SG_AGENT_ENOTREG;
+    if (syscall(SYS_faccessat2, t->dir, t->name, W_OK, AT_EACCESS | AT_SYMLINK_NOFOLLOW) != 0 && errno != ENOSYS)
+        return -errno;
+    return 0;
+}
+
+/* 0 (t->dir is -1 when the directory does not exist yet) or -errno; target_finish in any case. */
+static int target_find(struct target *t, const char *path)
+{
+    char rest[SG_AGENT_PATH_MAX + 1];
+    *t = (struct target){.dir = -1, .base = AT_FDCWD};
+    memcpy(rest, path, strlen(path) + 1);
+    size_t len = strlen(path);
+    if (path[len - 1] == '/')
+        return -EISDIR;
+    for (int links = 0; links < LINKS_MAX; links++) {
+        int r = split(rest, t->dir_path, t->name);
+        if (r < 0)
+            return r;
+        if (no_name(t->name))
+            return -EISDIR;
+        t->dir = sys_openat2(t->base, t->dir_path, O_PATH | O_DIRECTORY, 0);
+        if (t->dir == -ENOENT) {
+            t->dir = -1;
+            return 0;
+        }
+        if (t->dir < 0) {
+            r = t->dir;
+            t->dir = -1;
+            return r;
+        }
+        r = follow(t, rest);
+        if (r <= 0)
+            return r < 0 ? r : check_existing(t);
+    }
+    return -ELOOP;
+}
+
+/* ---- temporary files ---- */
+
+static int temp_name(struct agent *a, char *name, size_t cap)
+{
+    uint32_t r;
+    if (getrandom(&r, sizeof r, GRND_NONBLOCK) != (ssize_t)sizeof r)
+        r = 0;
+    return snprintf(name, cap, ".sandgate-%x-%llx", r, (unsigned long long)++a->temp_names);
+}
+
+/* The nearest existing directory on the way to t's, so that parents appear only with the file. fd or -errno. */
+static int nearest_dir(struct target *t)
+{
+    char part[SG_AGENT_PATH_MAX + 1], dir[SG_AGENT_PATH_MAX + 1], name[SG_AGENT_PATH_MAX + 1];
+    memcpy(part, t->dir_path, strlen(t->dir_path) + 1);
+    for (;;) {
+        int fd = sys_openat2(t->base, part, O_PATH | O_DIRECTORY, 0);
+        if (fd != -ENOENT)
+            return fd;
+        int r = split(part, dir, name);
+        if (r < 0)
+            return r;
+        memcpy(part, dir, strlen(dir) + 1);
+    }
+}
+
+/* May something be made in it? Asked early, so that an upload is not refused only at its end. */
+static int writable_dir(int dir)
+{
+    if (syscall(SYS_faccessat2, dir, ".", W_OK | X_OK, AT_EACCESS) != 0 && errno != ENOSYS)
+        return -errno;
+    return 0;
+}
+
+static int open_temp_in(struct agent *a, int dir, char *name, size_t cap)
+{
+    int fd = openat(dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    name[0] = '\0';
+    if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL))
+        return fd < 0 ? -errno : fd;
+    temp_name(a, name, cap);
+    fd = openat(dir, name, O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC, 0600);
+    return fd < 0 ? -errno : fd;
+}
+
+static int open_temp(struct agent *a, const char *path, char *name, size_t cap)
+{
+    struct target t;
+    int dir = target_find(&t, path);
+    if (dir == 0) {
+        dir = t.dir >= 0 ? fcntl(t.dir, F_DUPFD_CLOEXEC, 3) : nearest_dir(&t);
+        if (dir < 0 && t.dir >= 0)
+            dir = -errno;
+    }
+    target_finish(&t);
+    if (dir < 0)
+        return dir;
+    int r = writable_dir(dir);
+    int fd = r < 0 ? r : open_temp_in(a, dir, name, cap);
+    close(dir);
+    return fd;
+}
+
+/* ---- requests ---- */
+
+static int open_regular(const char *path, int flags, struct stat *st)
+{
+    int fd = sys_openat2(AT_FDCWD, path, O_PATH, 0);
+    if (fd < 0)
+        return fd;
+    struct statfs fs;
+    char self[SELF_FD_MAX];
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    int file = -1;
+    if (fstat(fd, st) != 0 || fstatfs(fd, &fs) != 0)
+        file = -errno;
+    else if (S_ISDIR(st->st_mode))
+        file = -EISDIR;
+    else if (!S_ISREG(st->st_mode) || sg_agent_fs_refused((unsigned long)fs.f_type))
+        file = -(int)SG_AGENT_ENOTREG;
+    else if ((file = open(self, flags | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)) < 0)
+        file = -errno;
+    close(fd);
+    return file;
+}
+
+void files_open(struct agent *a, const struct sg_agent_msg *m)
+{
+    struct stat st;
+    char name[64] = "";
+    int fd;
+    if (m->u.file.how == SG_AGENT_OPEN_READ)
+        fd = open_regular(m->u.file.path, O_RDONLY, &st);
+    else if (m->u.file.how == SG_AGENT_OPEN_APPEND)
+        fd = open_regular(m->u.file.path, O_WRONLY | O_APPEND, &st);
+    else
+        fd = open_temp(a, m->u.file.path, name, sizeof name);
+    if (fd >= 0 && m->u.file.how == SG_AGENT_OPEN_TEMP && fstat(fd, &st) != 0) {
+        int e = errno;
+        close(fd);
+        fd = -e;
+    }
+    if (fd < 0)
+        out_done(a, m->id, -fd);
+    else
+        done_stat(a, m->id, &st, name[0] != '\0' ? SG_AGENT_DONE_NAMED : 0, name, fd);
+}
+
+/* Gives the nameless file its name. 0 and *created, or -1. */
+static int place_nameless(struct agent *a, struct target *t, int fd, bool only_new, bool *created)
+{
+    char self[SELF_FD_MAX], name[64];
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    if (!t->exists && linkat(AT_FDCWD, self, t->dir, t->name, AT_SYMLINK_FOLLOW) == 0) {
+        *created = true;
+        return 0;
+    }
+    if (t->exists)
+        errno = EEXIST;
+    if (errno != EEXIST || only_new)
+        return -1;
+    temp_name(a, name, sizeof name); /* a link cannot replace: go over a second name */
+    if (linkat(AT_FDCWD, self, t->dir, name, AT_SYMLINK_FOLLOW) != 0)
+        return -1;
+    if (renameat(t->dir, name, t->dir, t->name) == 0)
+        return 0;
+    int e = errno;
+    unlinkat(t->dir, name, 0);
+    errno = e;
+    return -1;
+}
+
+static int place_named(struct target *t, const char *path, const char *temp, bool only_new, bool *created)
+{
+    char name[SG_AGENT_PATH_MAX + 1];
+    int dir = files_parent(path, name);
+    if (dir < 0) {
+        errno = -dir;
+        return -1;
+    }
+    bool fresh = !t->exists || only_new;
+    int r = renameat2(dir, temp, t->dir, t->name, fresh ? RENAME_NOREPLACE : 0);
+    *created = r == 0 && fresh;
+    if (r != 0 && errno == EEXIST && !only_new)
+        r = renameat2(dir, temp, t->dir, t->name, 0);
+    close_keep(dir);
+    return r;
+}
+
+/* 0 or the errno. */
+static int commit(struct agent *a, const struct sg_agent_msg *m, int fd, struct target *t, bool *created)
+{
+    unsigned made = 0;
+    if (t->dir < 0) {
+        int dir = make_dirs(t->base, t->dir_path, 0755, &made);
+        if (dir < 0) {
+            unmake_dirs(t->base, t->dir_path, made);
+            return -dir;
+        }
+        t->dir = dir;
+    }
+    bool only_new = m->u.file.flags & SG_AGENT_COMMIT_NEW;
+    mode_t mode = t->exists ? t->st.st_mode & 0777 : 0644;
+    if (m->u.file.flags & SG_AGENT_COMMIT_MODE)
+        mode = m->u.file.mode & 0777;
+    int r = fchmod(fd, mode);
+    if (r == 0 && m->u.file.path2[0] == '\0')
+        r = place_nameless(a, t, fd, only_new, created);
+    else if (r == 0)
+        r = place_named(t, m->u.file.path, m->u.file.path2, only_new, created);
+    if (r == 0)
+        return 0;
+    int e = errno;
+    unmake_dirs(t->base, t->dir_path, made);
+    return e;
+}
+
+void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd)
+{
+    struct target t;
+    struct stat st;
+    bool created = false;
+    int e = -target_find(&t, m->u.file.path);
+    if (e == 0 && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)))
+        e = EINVAL;
+    if (e == 0)
+        e = commit(a, m, fd, &t, &created);
+    target_finish(&t);
+    if (e == 0 && fstat(fd, &st) != 0)
+        e = errno;
+    close(fd); /* before the answer: a program that is open for writing cannot be run */
+    if (e != 0)
+        out_done(a, m->id, e);
+    else
+        done_stat(a, m->id, &st, created ? SG_AGENT_DONE_CREATED : 0, "", -1);
+}
+
+void files_stat(struct agent *a, const struct sg_agent_msg *m)
+{
+    struct stat st;
+    char text[SG_AGENT_TEXT_MAX + 1] = "";
+    int fd = sys_openat2(AT_FDCWD, m->u.file.path, O_PATH | O_NOFOLLOW, 0);
+    if (fd < 0) {
+        out_done(a, m->id, -fd);
+        return;
+    }
+    int e = fstat(fd, &st) != 0 ? errno : 0;
+    ssize_t n = e == 0 && S_ISLNK(st.st_mode) ? readlinkat(fd, "", text, sizeof text - 1) : 0;
+    text[n > 0 ? n : 0] = '\0';
+    close(fd);
+    if (e != 0)
+        out_done(a, m->id, e);
+    else
+        done_stat(a, m->id, &st, 0, text, -1);
+}
+
+void files_mkdir(struct agent *a, const struct sg_agent_msg *m)
+{
+    unsigned made;
+    struct stat st;
+    int dir = make_dirs(AT_FDCWD, m->u.file.path, 0755, &made);
+    int e = dir < 0 ? -dir : 0;
+    char name[SG_AGENT_PATH_MAX + 1];
+    if (e == 0 && made > 0) { /* only the last level gets the mode asked for */
+        int parent = files_parent(m->u.file.path, name);
+        if (parent < 0 || (!no_name(name) && fchmodat(parent, name, m->u.file.mode & 0777, 0) != 0))
+            e = parent < 0 ? -parent : errno;
+        close_keep(parent);
+    }
+    if (e == 0 && fstat(dir, &st) != 0)
+        e = errno;
+    close_keep(dir);
+    if (e != 0)
+        unmake_dirs(AT_FDCWD, m->u.file.path, made);
+    if (e != 0)
+        out_done(a, m->id, e);
+    else
+        done_stat(a, m->id, &st, made > 0 ? SG_AGENT_DONE_CREATED : 0, "", -1);
+}
+
+void files_rename(struct agent *a, const struct sg_agent_msg *m)
+{
+    char from[SG_AGENT_PATH_MAX + 1], to[SG_AGENT_PATH_MAX + 1];
+    int from_dir = files_parent(m->u.file.path, from);
+    int to_dir = from_dir < 0 ? -1 : files_parent(m->u.file.path2, to);
+    int e = 0;
+    if (from_dir < 0 || to_dir < 0)
+        e = from_dir < 0 ? -from_dir : -to_dir;
+    else if (renameat(from_dir, from, to_dir, to) != 0)
+        e = errno;
+    close_keep(from_dir);
+    close_keep(to_dir);
+    out_done(a, m->id, e);
+}
+
+/* ---- trees ---- */
+
+static int remove_tree(const char *path)
+{
+    char name[SG_AGENT_PATH_MAX + 1];
+    int parent = files_parent(path, name);
+    if (parent < 0)
+        return -parent;
+    int dir = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int e = dir < 0 ? errno : walk_remove(dir);
+    if (e == 0 && unlinkat(parent, name, AT_REMOVEDIR) != 0)
+        e = errno;
+    close(parent);
+    return e;
+}
+
+static void remove_job(struct agent *a, const struct sg_agent_msg *m, int fd)
+{
+    (void)fd;
+    out_done(a, m->id, remove_tree(m->u.file.path));
+}
+
+void files_remove(struct agent *a, const struct sg_agent_msg *m)
+{
+    char name[SG_AGENT_PATH_MAX + 1];
+    int parent = files_parent(m->u.file.path, name);
+    int e = 0;
+    if (parent < 0)
+        e = -parent;
+    else if (no_name(name))
+        e = EBUSY;
+    else if (unlinkat(parent, name, 0) != 0)
+        e = errno;
+    if (e == EISDIR && unlinkat(parent, name, AT_REMOVEDIR) == 0)
+        e = 0;
+    else if (e == EISDIR)
+        e = errno;
+    close_keep(parent);
+    if ((e == ENOTEMPTY || e == EEXIST) && (m->u.file.flags & SG_AGENT_RECURSIVE))
+        worker_run(a, m, -1, remove_job);
+    else
+        out_done(a, m->id, e);
+}
+
+static int list_open(const char *path)
+{
+    struct statfs fs;
+    int dir = sys_openat2(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK, 0);
+    if (dir < 0)
+        return dir;
+    /* There the agent would see its own descriptors and more than a command does. */
+    if (fstatfs(dir, &fs) != 0 || fs.f_type == 0x9fa0) {
+        close(dir);
+        return -EACCES;
+    }
+    return dir;
+}
+
+static int list(struct agent *a, const struct sg_agent_msg *m, int fd, uint32_t budget)
+{
+    struct walk_list w = {
+        .fd = fd,
+        .recursive = m->u.file.flags & SG_AGENT_RECURSIVE,
+        .max_entries = m->u.file.max_entries,
+        .max_bytes = m->u.file.max_bytes,
+        .budget = budget,
+    };
+    int dir = list_open(m->u.file.path);
+    int e = dir < 0 ? -dir : walk_list(&w, dir);
+    if (e == EAGAIN && budget > 0)
+        return e;
+    struct sg_agent_msg done = {.type = SG_AGENT_DONE, .id = m->id};
+    done.u.done.error = (uint32_t)e;
+    done.u.done.size = e == 0 ? w.written : 0;
+    done.u.done.flags = e == 0 && w.truncated ? SG_AGENT_DONE_TRUNCATED : 0;
+    out_send(a, &done, -1);
+    return 0;
+}
+
+static void list_job(struct agent *a, const struct sg_agent_msg *m, int fd)
+{
+    list(a, m, fd, 0);
+}
+
+void files_list(struct agent *a, const struct sg_agent_msg *m, int fd)
+{
+    if (list(a, m, fd, INLINE_ENTRIES) == EAGAIN)
+        worker_run(a, m, fd, list_job);
+    close(fd);
+}

@@ -1,0 +1,123 @@
+/* The agent's own parts: the program inside the sandbox, single-threaded, static, its libc use kept small. Nothing of
+ * the server includes this. */
+#ifndef SG_AGENT_INSIDE_H
+#define SG_AGENT_INSIDE_H
+
+#include "backends/agent/protocol.h"
+
+#include <sys/types.h>
+
+/* Exit codes; protocol.h lists them. */
+enum { EXIT_EOF = 0, EXIT_USAGE = 64, EXIT_PROTOCOL = 70, EXIT_SETUP = 71 };
+
+#define OUT_PACKET_MAX 384U /* the largest packet the agent sends: DONE with its text */
+
+struct out_packet {
+    unsigned char data[OUT_PACKET_MAX];
+    size_t len;
+    int fd; /* -1: none; the queue's */
+};
+
+/* A command, or the helper over one. */
+struct live {
+    uint64_t id; /* 0: free entry */
+    pid_t pid;   /* of the command; of the helper when ctl >= 0 */
+    int ctl;     /* socket to the helper, or -1 */
+    bool ended;  /* EXITED was sent, or the start failed: only the helper is left */
+};
+
+struct worker {
+    uint64_t id; /* 0: free entry */
+    pid_t pid;
+};
+
+struct agent {
+    int sock, epoll, signals, null;
+    enum sg_agent_isolation isolation;
+    uid_t command_uid;
+    gid_t command_gid;
+    uint64_t temp_names; /* counts the names of temporary files */
+    struct live live[SG_AGENT_EXECS_MAX];
+    struct worker workers[SG_AGENT_WORKERS_MAX];
+    struct out_packet queue[SG_AGENT_QUEUE_MAX]; /* ring */
+    size_t queue_head, queue_len, queue_fds;
+    unsigned char packet[SG_AGENT_PACKET_MAX]; /* the request being handled */
+    char *argv[SG_AGENT_ARGC_MAX + 3];
+    char *envp[SG_AGENT_ENVC_MAX + 1];
+};
+
+/* ---- out.c: packets to the server; never waits ---- */
+
+/* Sends m, or queues it; fd (or -1) is consumed. Ends the program when the queue overflows or the server is gone. */
+void out_send(struct agent *a, struct sg_agent_msg *m, int fd);
+/* The socket takes packets again. */
+void out_flush(struct agent *a);
+void out_done(struct agent *a, uint64_t id, int error);
+
+/* ---- child.c: one command ---- */
+
+struct child {
+    char **argv; /* argv[-1] is writable, for the shell of a script without an interpreter line */
+    char **envp;
+    const char *cwd;
+    int in, out, err;
+    int procs[SG_AGENT_CGROUPS_MAX];
+    unsigned n_procs;
+    bool set_user;
+    uid_t uid;
+    gid_t gid;
+    /* out: why it did not start; 0: it did, or it ended with 126 or 127 and a message */
+    volatile uint32_t stage;
+    volatile int error;
+};
+
+/* Starts it and waits (for the time of an exec) until it runs. Its pid; 0: the process limit refused it, a message is in
+ * its stderr and it counts as ended with 126; -1: c->stage and c->error tell. */
+pid_t child_start(struct child *c);
+
+/* ---- helper.c: a subreaper over one command ---- */
+
+enum helper_word { HELPER_STARTED = 1, HELPER_FAILED, HELPER_EXITED, HELPER_SIGNAL };
+struct helper_msg {
+    uint32_t word, a, b;
+};
+/* Forks the helper and starts c under it. *ctl: the agent's end of a SOCK_SEQPACKET pair of helper_msg; closing it kills
+ * all descendants. The helper's pid or -errno. */
+pid_t helper_start(struct child *c, int *ctl);
+
+/* ---- files.c, walk.c ---- */
+
+void files_open(struct agent *a, const struct sg_agent_msg *m);
+void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd);
+void files_stat(struct agent *a, const struct sg_agent_msg *m);
+void files_mkdir(struct agent *a, const struct sg_agent_msg *m);
+void files_rename(struct agent *a, const struct sg_agent_msg *m);
+void files_remove(struct agent *a, const struct sg_agent_msg *m);
+void files_list(struct agent *a, const struct sg_agent_msg *m, int fd);
+
+/* Opens the directory that holds path's last component, which goes to name (SG_AGENT_PATH_MAX + 1 bytes). -errno. */
+int files_parent(const char *path, char *name);
+int sys_openat2(int dir, const char *path, int flags, mode_t mode);
+struct stat;
+void files_stat_fill(struct sg_agent_stat *out, const struct stat *st);
+
+struct walk_list {
+    int fd; /* the memfd */
+    bool recursive;
+    uint32_t max_entries;
+    uint64_t max_bytes;
+    uint32_t budget; /* entries before it gives up with EAGAIN so that a worker does it; 0: none */
+    uint64_t written;
+    bool truncated;
+};
+/* 0 or an errno. dir is consumed. */
+int walk_list(struct walk_list *w, int dir);
+/* Removes everything below dir (consumed): 0 or an errno. */
+int walk_remove(int dir);
+
+/* Runs job(a, m, fd) in a short-lived process whose exit code is ignored but for 0: it has answered itself with
+ * out_send on the shared socket. Answers EAGAIN when too many run. */
+void worker_run(struct agent *a, const struct sg_agent_msg *m, int fd,
+                void (*job)(struct agent *a, const struct sg_agent_msg *m, int fd));
+
+#endif

@@ -1,0 +1,107 @@
+/* Packets to the server: sent at once when the socket takes them, else kept in a bounded ring. A server that does not
+ * read is broken, so an overflow ends the agent, and the sandbox with it. */
+#include "backends/agent/inside.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* 0 sent, else the errno. */
+static int transmit(int sock, const void *data, size_t len, int fd)
+{
+    struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
+    union {
+        struct cmsghdr align;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (fd >= 0) {
+        memset(&control, 0, sizeof control);
+        h.msg_control = &control;
+        h.msg_controllen = sizeof control;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&h);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof fd);
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    ssize_t n;
+    do
+        n = sendmsg(sock, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (n < 0 && errno == EINTR);
+    return n < 0 ? errno : 0;
+}
+
+static void watch(struct agent *a, bool writable)
+{
+    struct epoll_event e = {.events = EPOLLIN | (writable ? EPOLLOUT : 0U), .data.u64 = 0};
+    (void)epoll_ctl(a->epoll, EPOLL_CTL_MOD, a->sock, &e);
+}
+
+static void enqueue(struct agent *a, const void *data, size_t len, int fd)
+{
+    if (a->queue_len == SG_AGENT_QUEUE_MAX || (fd >= 0 && a->queue_fds == SG_AGENT_FDS_IN_FLIGHT_MAX))
+        _exit(EXIT_PROTOCOL);
+    struct out_packet *p = &a->queue[(a->queue_head + a->queue_len) % SG_AGENT_QUEUE_MAX];
+    memcpy(p->data, data, len);
+    p->len = len;
+    p->fd = fd;
+    if (a->queue_len++ == 0)
+        watch(a, true);
+    if (fd >= 0)
+        a->queue_fds++;
+}
+
+void out_send(struct agent *a, struct sg_agent_msg *m, int fd)
+{
+    unsigned char data[OUT_PACKET_MAX];
+    m->nfds = fd >= 0 ? 1 : 0;
+    size_t len = sg_agent_encode(m, data, sizeof data);
+    if (len == 0)
+        _exit(EXIT_PROTOCOL);
+    if (a->queue_len > 0) {
+        enqueue(a, data, len, fd);
+        return;
+    }
+    int e = transmit(a->sock, data, len, fd);
+    if (e == EAGAIN) {
+        enqueue(a, data, len, fd);
+        return;
+    }
+    if (fd >= 0)
+        close(fd);
+    if (e == ETOOMANYREFS && m->type == SG_AGENT_DONE) { /* too many descriptors in flight for this user */
+        out_done(a, m->id, EMFILE);
+        return;
+    }
+    if (e != 0)
+        _exit(e == EPIPE || e == ECONNRESET ? EXIT_EOF : EXIT_PROTOCOL);
+}
+
+void out_flush(struct agent *a)
+{
+    while (a->queue_len > 0) {
+        struct out_packet *p = &a->queue[a->queue_head];
+        int e = transmit(a->sock, p->data, p->len, p->fd);
+        if (e == EAGAIN || e == ETOOMANYREFS)
+            return;
+        if (e != 0)
+            _exit(e == EPIPE || e == ECONNRESET ? EXIT_EOF : EXIT_PROTOCOL);
+        if (p->fd >= 0) {
+            close(p->fd);
+            a->queue_fds--;
+        }
+        a->queue_head = (a->queue_head + 1) % SG_AGENT_QUEUE_MAX;
+        a->queue_len--;
+    }
+    watch(a, false);
+}
+
+void out_done(struct agent *a, uint64_t id, int error)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = id};
+    m.u.done.error = (uint32_t)error;
+    out_send(a, &m, -1);
+}

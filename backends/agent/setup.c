@@ -1,0 +1,260 @@
+#include "backends/agent/setup.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <linux/close_range.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/fsuid.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef SO_NETNS_COOKIE
+#define SO_NETNS_COOKIE 71
+#endif
+
+#define CAPS_KEPT ((1ULL << CAP_SETUID) | (1ULL << CAP_SETGID) | (1ULL << CAP_KILL))
+#define WORKER_WAIT_MS 10000
+
+static void __attribute__((noreturn)) die(int code, const char *what)
+{
+    dprintf(2, "sandgate-agent: %s\n", what);
+    _exit(code);
+}
+
+static bool parse_number(const char *s, unsigned max, unsigned *ret)
+{
+    unsigned v = 0;
+    if (*s == '\0')
+        return false;
+    for (; *s != '\0'; s++) {
+        if (*s < '0' || *s > '9' || v > (max - (unsigned)(*s - '0')) / 10)
+            return false;
+        v = v * 10 + (unsigned)(*s - '0');
+    }
+    *ret = v;
+    return true;
+}
+
+static void parse(struct agent *a, int argc, char **argv)
+{
+    unsigned fd, uid = 1000, gid = 1000;
+    bool ok = argc >= 4 && strcmp(argv[1], "slot") == 0 && parse_number(argv[2], 1 << 20, &fd);
+    if (ok && strcmp(argv[3], "uid") == 0) {
+        a->isolation = SG_AGENT_UID;
+        if (argc == 6)
+            ok = parse_number(argv[4], 1U << 30, &uid) && parse_number(argv[5], 1U << 30, &gid) && uid > 0 && gid > 0;
+        else
+            ok = argc == 4;
+    } else if (ok && strcmp(argv[3], "dumpable") == 0) {
+        a->isolation = SG_AGENT_DUMPABLE;
+        uid = geteuid();
+        gid = getegid();
+        ok = argc == 4;
+    } else {
+        ok = false;
+    }
+    if (!ok)
+        die(EXIT_USAGE, "usage: sandgate-agent slot FD uid|dumpable [COMMAND_UID COMMAND_GID]");
+    a->sock = (int)fd;
+    a->command_uid = uid;
+    a->command_gid = gid;
+}
+
+/* The socket becomes 3, standard input and output /dev/null, nothing else is open. stderr stays for die(). */
+static void take_descriptors(struct agent *a)
+{
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null < 0)
+        die(EXIT_SETUP, "no /dev/null");
+    while (null <= 3 && null >= 0)
+        null = fcntl(null, F_DUPFD_CLOEXEC, 4);
+    if (a->sock <= 2 || null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0)
+        die(EXIT_SETUP, "cannot arrange the standard descriptors");
+    if (fcntl(2, F_GETFD) < 0)
+        dup2(null, 2);
+    if (a->sock != 3 && dup3(a->sock, 3, O_CLOEXEC) < 0)
+        die(EXIT_SETUP, "cannot take the socket");
+    a->sock = 3;
+    if (fcntl(3, F_SETFD, FD_CLOEXEC) != 0)
+        die(EXIT_SETUP, "the socket is not open");
+    int type = 0;
+    socklen_t len = sizeof type;
+    if (getsockopt(3, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_SEQPACKET)
+        die(EXIT_SETUP, "the descriptor is not a SOCK_SEQPACKET socket");
+    syscall(SYS_close_range, 4U, ~0U, 0U);
+    a->null = open("/dev/null", O_RDONLY | O_CLOEXEC); /* what a command without stdin reads */
+}
+
+static void get_caps(struct __user_cap_data_struct data[2])
+{
+    struct __user_cap_header_struct h = {.version = _LINUX_CAPABILITY_VERSION_3};
+    memset(data, 0, 2 * sizeof data[0]);
+    if (syscall(SYS_capget, &h, data) != 0)
+        die(EXIT_SETUP, "cannot read the capabilities");
+}
+
+static uint64_t effective_caps(void)
+{
+    struct __user_cap_data_struct d[2];
+    get_caps(d);
+    return d[0].effective | (uint64_t)d[1].effective << 32;
+}
+
+/* Keeps at most `keep`, nothing inheritable (which empties the ambient set too), and what it can of the bounding set. */
+static void drop_caps(uint64_t keep)
+{
+    struct __user_cap_header_struct h = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct d[2];
+    for (int cap = 0; cap <= 63; cap++)
+        (void)prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); /* needs SETPCAP, which a well-made sandbox does not give */
+    get_caps(d);
+    d[0].permitted &= (uint32_t)keep;
+    d[1].permitted &= (uint32_t)(keep >> 32);
+    for (int i = 0; i < 2; i++) {
+        d[i].effective = d[i].permitted;
+        d[i].inheritable = 0;
+    }
+    if (syscall(SYS_capset, &h, d) != 0)
+        die(EXIT_SETUP, "cannot drop capabilities");
+}
+
+/* From here on files are opened as the command's user. */
+static void drop_rights(struct agent *a)
+{
+    struct rlimit no_core = {0, 0};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || setrlimit(RLIMIT_CORE, &no_core) != 0)
+        die(EXIT_SETUP, "cannot set no_new_privs");
+    if (a->isolation == SG_AGENT_DUMPABLE) {
+        drop_caps(0);
+        return;
+    }
+    if (geteuid() != 0 || getuid() != 0)
+        die(EXIT_SETUP, "mode uid needs uid 0 of the sandbox's user namespace");
+    if (setgroups(0, NULL) != 0 && getgroups(0, NULL) != 0)
+        die(EXIT_SETUP, "cannot drop supplementary groups");
+    drop_caps(CAPS_KEPT);
+    uint64_t need = (1ULL << CAP_SETUID) | (1ULL << CAP_SETGID);
+    if ((effective_caps() & need) != need)
+        die(EXIT_SETUP, "mode uid needs SETUID and SETGID");
+    setfsgid(a->command_gid);
+    setfsuid(a->command_uid);
+    if (setfsgid((gid_t)-1) != (int)a->command_gid || setfsuid((uid_t)-1) != (int)a->command_uid)
+        die(EXIT_SETUP, "the command's user is not mapped in this user namespace");
+}
+
+static void take_signals(struct agent *a)
+{
+    sigset_t all, chld;
+    for (int s = 1; s <= 64; s++)
+        if (s != SIGKILL && s != SIGSTOP)
+            signal(s, SIG_DFL); /* what is ignored here would stay so in every command */
+    sigfillset(&all);
+    sigemptyset(&chld);
+    sigaddset(&chld, SIGCHLD);
+    if (sigprocmask(SIG_SETMASK, &all, NULL) != 0)
+        die(EXIT_SETUP, "cannot block signals");
+    a->signals = signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
+    a->epoll = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event sock = {.events = EPOLLIN, .data.u64 = 0}, sig = {.events = EPOLLIN, .data.u64 = 1};
+    if (a->signals < 0 || a->epoll < 0 || epoll_ctl(a->epoll, EPOLL_CTL_ADD, a->sock, &sock) != 0 ||
+        epoll_ctl(a->epoll, EPOLL_CTL_ADD, a->signals, &sig) != 0)
+        die(EXIT_SETUP, "cannot set up epoll");
+}
+
+static void check_world(void)
+{
+    struct stat st;
+    int fd = sys_openat2(AT_FDCWD, "/", O_PATH | O_DIRECTORY, 0);
+    if (fd < 0)
+        die(EXIT_SETUP, "openat2 does not work here");
+    close(fd);
+    if (stat("/proc/self/fd/3", &st) != 0 || !S_ISSOCK(st.st_mode))
+        die(EXIT_SETUP, "no usable /proc");
+}
+
+static uint64_t netns_cookie(void)
+{
+    uint64_t cookie = 0;
+    socklen_t len = sizeof cookie;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || getsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &len) != 0 || len != sizeof cookie)
+        cookie = 0;
+    if (fd >= 0)
+        close(fd);
+    return cookie;
+}
+
+static void hello(struct agent *a)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_HELLO};
+    m.u.hello.pid = (uint32_t)getpid();
+    m.u.hello.isolation = a->isolation;
+    m.u.hello.uid = geteuid();
+    m.u.hello.gid = getegid();
+    m.u.hello.command_uid = a->command_uid;
+    m.u.hello.command_gid = a->command_gid;
+    m.u.hello.caps = effective_caps();
+    m.u.hello.netns_cookie = netns_cookie();
+    if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
+        m.u.hello.flags |= SG_AGENT_HELLO_NO_NEW_PRIVS;
+    if (prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) == 0)
+        m.u.hello.flags |= SG_AGENT_HELLO_NOT_DUMPABLE;
+    out_send(a, &m, -1);
+}
+
+void setup(struct agent *a, int argc, char **argv)
+{
+    if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
+        die(EXIT_SETUP, "cannot hide from ptrace");
+    umask(022);
+    for (char **e = environ; *e != NULL; e++)
+        memset(*e, 0, strlen(*e));
+    environ[0] = NULL;
+    parse(a, argc, argv);
+    take_descriptors(a);
+    drop_rights(a);
+    take_signals(a);
+    if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0) /* changing ids has set it anew */
+        die(EXIT_SETUP, "cannot hide from ptrace");
+    check_world();
+    dup2(a->null, 2);
+    hello(a);
+}
+
+void setup_worker(struct agent *a)
+{
+    for (size_t i = 0; i < a->queue_len; i++) {
+        struct out_packet *p = &a->queue[(a->queue_head + i) % SG_AGENT_QUEUE_MAX];
+        if (p->fd >= 0)
+            close(p->fd);
+    }
+    for (size_t i = 0; i < SG_AGENT_EXECS_MAX; i++)
+        if (a->live[i].id != 0 && a->live[i].ctl >= 0)
+            close(a->live[i].ctl); /* an end of file there is an order */
+    close(a->epoll);
+    a->epoll = epoll_create1(EPOLL_CLOEXEC); /* the shared one is the agent's to change */
+    struct epoll_event e = {.events = EPOLLIN, .data.u64 = 0};
+    (void)epoll_ctl(a->epoll, EPOLL_CTL_ADD, a->sock, &e);
+    a->queue_len = a->queue_head = a->queue_fds = 0;
+}
+
+void setup_worker_flush(struct agent *a)
+{
+    while (a->queue_len > 0) {
+        struct pollfd p = {.fd = a->sock, .events = POLLOUT};
+        if (poll(&p, 1, WORKER_WAIT_MS) <= 0)
+            _exit(1);
+        out_flush(a);
+    }
+}
