@@ -191,24 +191,27 @@ void sg_reactor_post(struct sg_reactor *r, struct sg_task *t)
     (void)pthread_mutex_unlock(&r->lock);
 }
 
-/* Runs what is queued now; false once the reactor stops and nothing is left. */
+/* Runs what is queued now, and when the reactor stops also what that posts; false: stopped. */
 static bool run_tasks(struct sg_reactor *r)
 {
+    bool stopping;
     (void)pthread_mutex_lock(&r->lock);
-    struct sg_task *t = r->head;
-    bool go_on = t != NULL || !r->stopping;
-    r->head = NULL;
-    r->tail = &r->head;
-    while (t != NULL) {
-        struct sg_task *next = t->next;
-        t->queued = false;
-        (void)pthread_mutex_unlock(&r->lock);
-        t->run(t); /* may free t */
-        t = next;
-        (void)pthread_mutex_lock(&r->lock);
-    }
+    do {
+        stopping = r->stopping;
+        struct sg_task *t = r->head;
+        r->head = NULL;
+        r->tail = &r->head;
+        while (t != NULL) {
+            struct sg_task *next = t->next;
+            t->queued = false;
+            (void)pthread_mutex_unlock(&r->lock);
+            t->run(t); /* may free t */
+            t = next;
+            (void)pthread_mutex_lock(&r->lock);
+        }
+    } while (stopping && r->head != NULL);
     (void)pthread_mutex_unlock(&r->lock);
-    return go_on;
+    return !stopping;
 }
 
 /* ---- the thread ---- */
