@@ -62,7 +62,7 @@ struct sg_sandbox_spec {
     const struct sg_service_port *services;
     size_t n_services;
     const char *image; /* or NULL */
-    int64_t acquire_timeout_ms;
+    int64_t acquire_timeout_ms; /* -1: the pool's own; 0: at once or not at all */
 };
 
 #endif

@@ -1,0 +1,29 @@
+/* Files of leases. Each call is a use of the lease; paths are the sandbox's own (see backends/driver.h). */
+#ifndef SG_FILES_H
+#define SG_FILES_H
+
+#include "backends/driver.h"
+#include "base/workq.h"
+#include "lease/registry.h"
+
+int sg_service_file_get(struct sg_entry *lease, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
+int sg_service_file_stat(struct sg_entry *lease, const char *path, const struct sg_file_stat_done *done, struct sg_error *err);
+int sg_service_file_list(struct sg_entry *lease, const char *path, bool recursive, size_t max,
+                         const struct sg_file_list_done *done, struct sg_error *err);
+int sg_service_file_mkdir(struct sg_entry *lease, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
+                          struct sg_error *err);
+int sg_service_file_remove(struct sg_entry *lease, const char *path, bool recursive, const struct sg_done *done,
+                           struct sg_error *err);
+int sg_service_file_move(struct sg_entry *lease, const char *from, const char *to, const struct sg_done *done,
+                         struct sg_error *err);
+
+/* Writes what comes out of `body` to a file: nothing is visible under its name until all of it is there. Bytes are written on
+ * workers, a piece at a time, as they come; a body that fails leaves nothing behind. body: a reference is taken. */
+struct sg_file_stored {
+    void (*fn)(void *arg, const struct sg_file_stat *st, bool created, const struct sg_error *err);
+    void *arg;
+};
+int sg_service_file_put(struct sg_entry *lease, const struct sg_file_put_args *args, struct sg_pipe *body, struct sg_workq *workq,
+                        const struct sg_file_stored *done, struct sg_error *err);
+
+#endif

@@ -1,0 +1,448 @@
+/* Creating a lease: select -> reserve -> create -> seal -> answer.
+ *
+ * One `struct creation` walks through the steps; each step that takes time continues in a callback. Whatever fails ends in
+ * give_up(), after which nothing of the attempt is left outside the store.
+ */
+#include "service/service_priv.h"
+
+#include "select/decide.h"
+#include "select/receipt.h"
+
+#include <stdio.h>
+
+struct creation {
+    _Atomic int refs; /* the walk's and the hang-up hook's */
+    struct sg_service *s;
+    struct sg_lease_request request;
+    struct sg_lease_terms *terms;
+    struct sg_decision decision;
+    struct sg_driver *driver;
+    struct sg_entry *entry;
+    struct sg_sandbox *sandbox;
+    int64_t max_leases;
+    bool async;
+    bool answered; /* 202 went out; what comes later is nobody's answer */
+    struct sg_cancel *cancel; /* the caller's */
+    struct sg_cancel_hook hangup;
+    bool hooked;
+    struct sg_waiter waiter;
+    struct sg_work work;
+    struct sg_error why; /* a failure that is answered once it is written down */
+    char *(*render)(void *arg, const struct sg_lease *l);
+    void (*done)(void *arg, const struct sg_created *c, const struct sg_error *err);
+    void *arg;
+};
+
+static void creation_unref(struct creation *c)
+{
+    if (--c->refs > 0)
+        return;
+    sg_cancel_unref(c->cancel);
+    sg_decision_finish(&c->decision);
+    sg_lease_terms_unref(c->terms);
+    sg_lease_request_finish(&c->request);
+    sg_sandbox_unref(c->sandbox);
+    sg_entry_unref(c->entry);
+    sg_error_clear(&c->why);
+    free(c);
+}
+
+/* Answers and ends the walk. */
+static void answer(struct creation *c, const struct sg_created *made, const struct sg_error *err)
+{
+    if (c->hooked && sg_cancel_unhook(c->cancel, &c->hangup))
+        creation_unref(c);
+    if (!c->answered)
+        c->done(c->arg, made, err);
+    creation_unref(c);
+}
+
+static void answer_entry(struct creation *c, bool fresh)
+{
+    struct sg_created made = {.entry = c->entry, .fresh = fresh};
+
+    answer(c, &made, NULL);
+}
+
+/* ---- failure ---- */
+
+/* A receipt as rows to write; NULL when it has no text (memory is out). */
+static struct sg_store_op *receipt_op(const struct creation *c, const json_t *receipt)
+{
+    sg_cleanup(sg_free_p) char *text = NULL;
+    size_t len;
+    const char *id = json_string_value(json_object_get(receipt, "id"));
+
+    if (!id || sg_json_canonical(receipt, &text, &len, NULL) < 0)
+        return NULL;
+    struct sg_store_op *op = sg_store_op_new();
+    sg_store_op_receipt(op, c->terms->tenant, id, text);
+    return op;
+}
+
+/* The receipt of a placement that did not come about for the reason in err. */
+static struct sg_store_op *refusal_op(const struct creation *c, const struct sg_error *err)
+{
+    sg_cleanup(sg_json_p) json_t *receipt = NULL;
+
+    if (sg_receipt_refused(c->decision.receipt, err, &receipt, NULL) < 0)
+        return NULL;
+    return receipt_op(c, receipt);
+}
+
+static void refusal_sealed(void *arg, const struct sg_error *err)
+{
+    struct creation *c = arg;
+
+    answer(c, NULL, err ? err : &c->why);
+}
+
+/* A refusal before anything was touched: its receipt is sealed, then c->why is the answer. */
+static void refuse(struct creation *c)
+{
+    struct sg_store_op *op = c->decision.code != SG_OK ? receipt_op(c, c->decision.receipt) : refusal_op(c, &c->why);
+    struct sg_store_done done = {.fn = refusal_sealed, .arg = c};
+    struct sg_error err = {0};
+
+    if (!op)
+        sg_error_set(&err, SG_NO_MEMORY, "no memory for the receipt");
+    else if (sg_store_submit(c->s->parts.store, op, SG_STORE_DURABLE, &done, &err) == 0)
+        return;
+    answer(c, NULL, &err);
+    sg_error_clear(&err);
+}
+
+/* The reservation ends without a sandbox. */
+static void give_up(struct creation *c)
+{
+    sg_registry_failed(c->s->leases, c->entry, refusal_op(c, &c->why), &c->why);
+    answer(c, NULL, &c->why);
+}
+
+static void unsealed_sandbox_gone(void *arg, const struct sg_error *err SG_UNUSED)
+{
+    give_up(arg);
+}
+
+/* ---- create and seal ---- */
+
+static void sealed(void *arg, const struct sg_error *err)
+{
+    struct creation *c = arg;
+    struct sg_done done = {.fn = unsealed_sandbox_gone, .arg = c};
+
+    if (!err) {
+        answer_entry(c, true);
+        return;
+    }
+    sg_error_copy(&c->why, err);
+    sg_sandbox_terminate(c->sandbox, &done);
+}
+
+static json_t *lease_metadata(const struct creation *c)
+{
+    json_t *all = json_object();
+    sg_cleanup(sg_json_p) json_t *facts = sg_sandbox_metadata(c->sandbox);
+
+    if (c->request.metadata)
+        json_object_update(all, c->request.metadata);
+    json_object_update(all, facts);
+    json_object_set_new(all, "paddock_mode", json_string(sg_mode_name(c->request.mode)));
+    return all;
+}
+
+static char *render_answer(void *arg, const struct sg_lease *l)
+{
+    struct creation *c = arg;
+
+    return c->render(c->arg, l);
+}
+
+static void seal(struct creation *c)
+{
+    sg_cleanup(sg_json_p) json_t *metadata = lease_metadata(c);
+    struct sg_store_done done = {.fn = sealed, .arg = c};
+    struct sg_error err = {0};
+    struct sg_grant grant = {.sandbox = c->sandbox,
+                             .provider = c->driver->facts.name,
+                             .sandbox_id = c->sandbox->id,
+                             .caps = c->driver->facts.caps,
+                             .metadata = metadata,
+                             .receipt_id = json_string_value(json_object_get(c->decision.receipt, "id")),
+                             .outlives_server = c->driver->facts.outlives_server,
+                             .answer = render_answer,
+                             .arg = c,
+                             .answer_status = 200};
+
+    sg_service_watch_sandbox(c->s, c->entry, c->sandbox);
+    struct sg_store_op *op = receipt_op(c, c->decision.receipt);
+    if (!op)
+        sg_error_set(&err, SG_NO_MEMORY, "no memory for the receipt");
+    else if (sg_registry_ready(c->s->leases, c->entry, &grant, op, &done, &err) == 0)
+        return;
+    sealed(c, &err);
+    sg_error_clear(&err);
+}
+
+static void sandbox_created(void *arg, struct sg_sandbox *sb, const struct sg_error *err)
+{
+    struct creation *c = arg;
+
+    if (!sb) {
+        sg_error_copy(&c->why, err);
+        give_up(c);
+        return;
+    }
+    c->sandbox = sb;
+    seal(c);
+}
+
+static struct sg_sandbox_spec sandbox_spec(const struct creation *c)
+{
+    const struct sg_lease_request *q = &c->request;
+
+    return (struct sg_sandbox_spec){.lease_id = c->entry ? sg_entry_id(c->entry) : "",
+                                    .local_pool = q->local_pool,
+                                    .mode = q->mode,
+                                    .egress_given = q->egress_given,
+                                    .egress = q->egress,
+                                    .env = &c->terms->env,
+                                    .limits = q->limits,
+                                    .services = c->terms->services,
+                                    .n_services = c->terms->n_services,
+                                    .image = q->image,
+                                    .acquire_timeout_ms = q->acquire_timeout_given ? q->acquire_timeout_ms : -1};
+}
+
+static void create_sandbox(struct creation *c)
+{
+    struct sg_sandbox_spec spec = sandbox_spec(c);
+    struct sg_sandbox_done done = {.fn = sandbox_created, .arg = c};
+
+    if (sg_driver_create(c->driver, &spec, sg_entry_cancel(c->entry), &done, &c->why) < 0)
+        give_up(c);
+}
+
+/* ---- reserve ---- */
+
+/* A caller that hung up can find its lease again by trajectory or key; without either nobody ever would. */
+static void caller_hung_up(struct sg_cancel_hook *h, enum sg_cancel_reason why SG_UNUSED)
+{
+    struct creation *c = sg_container_of(h, struct creation, hangup);
+
+    sg_registry_end(c->s->leases, c->entry, SG_END_DELETED, NULL);
+    creation_unref(c);
+}
+
+static void watch_caller(struct creation *c)
+{
+    if (!c->cancel || c->async || c->terms->trajectory_id || c->terms->idempotency_key)
+        return;
+    c->hangup.fired = caller_hung_up;
+    c->hooked = true;
+    c->refs++;
+    sg_cancel_hook(c->cancel, &c->hangup);
+}
+
+static void intent_written(void *arg, const struct sg_error *err)
+{
+    struct creation *c = arg;
+
+    if (err) {
+        sg_error_copy(&c->why, err);
+        give_up(c);
+        return;
+    }
+    if (c->async) {
+        struct sg_created made = {.entry = c->entry, .fresh = true};
+        c->done(c->arg, &made, NULL);
+        c->answered = true;
+    }
+    create_sandbox(c);
+}
+
+static void go_on_reserved(struct creation *c)
+{
+    struct sg_store_done done = {.fn = intent_written, .arg = c};
+
+    watch_caller(c);
+    if (!c->async && !c->driver->facts.outlives_server)
+        create_sandbox(c);
+    else if (sg_registry_intent(c->s->leases, c->entry, c->driver->facts.name, c->driver->facts.outlives_server, NULL, &done,
+                                &c->why) < 0)
+        give_up(c);
+}
+
+static void settled(struct creation *c)
+{
+    struct sg_lease l;
+
+    sg_entry_lease(c->entry, &l);
+    if (l.state == SG_LEASE_FAILED) {
+        sg_entry_failure(c->entry, &c->why);
+        answer(c, NULL, &c->why);
+    } else {
+        answer_entry(c, false);
+    }
+    sg_lease_finish(&l);
+}
+
+static void other_settled(struct sg_waiter *w)
+{
+    settled(sg_container_of(w, struct creation, waiter));
+}
+
+/* The same request is being, or was, served: its lease is the answer. */
+static void join_other(struct creation *c)
+{
+    c->waiter.fn = other_settled;
+    if (c->async || !sg_entry_wait(c->entry, SG_WAIT_SETTLED, &c->waiter))
+        settled(c);
+}
+
+static void reserve(struct creation *c)
+{
+    struct sg_reserve q = {.terms = c->terms, .max_leases = c->max_leases};
+    struct sg_answer stored = {0};
+    enum sg_reserved how;
+
+    if (sg_registry_reserve(c->s->leases, &q, &how, &c->entry, &stored, &c->why) < 0) {
+        answer(c, NULL, &c->why);
+    } else if (how == SG_RESERVED_NEW) {
+        go_on_reserved(c);
+    } else if (how == SG_RESERVED_SAME) {
+        join_other(c);
+    } else {
+        struct sg_created made = {.entry = c->entry, .answer = &stored};
+        answer(c, &made, NULL);
+    }
+    sg_answer_finish(&stored);
+}
+
+static void reserve_on_worker(struct sg_work *w)
+{
+    reserve(sg_container_of(w, struct creation, work));
+}
+
+/* ---- plan: everything that is decided before anything is touched ---- */
+
+static int check_timeout(const char *field, int64_t given_ms, int64_t max_ms, struct sg_error *err)
+{
+    if (given_ms <= max_ms)
+        return 0;
+    return sg_error_field(err, SG_TIMEOUT_ABOVE_MAXIMUM, field, "is above this server's maximum of %lld seconds",
+                          (long long)(max_ms / 1000));
+}
+
+static int fill_terms(struct creation *c, const struct sg_principal *who, const char *key, struct sg_error *err)
+{
+    const struct sg_service_config *cfg = &c->s->cfg;
+    struct sg_lease_request *q = &c->request;
+    struct sg_lease_terms *t = c->terms = sg_lease_terms_new(who->tenant);
+
+    t->trajectory_id = sg_steal(&q->trajectory_id);
+    t->idempotency_key = key ? sg_xstrdup(key) : NULL;
+    memcpy(t->request_hash, q->hash, sizeof t->request_hash);
+    t->local_pool = q->local_pool ? sg_xstrdup(q->local_pool) : NULL;
+    t->image = q->image ? sg_xstrdup(q->image) : NULL;
+    t->mode = q->mode;
+    t->env = q->env;
+    q->env = (struct sg_env){0};
+    t->services = sg_steal(&q->services);
+    t->n_services = q->n_services;
+    q->n_services = 0;
+    t->timeout_ms = q->timeout_ms > 0 ? q->timeout_ms : cfg->lease_timeout_default_ms;
+    t->idle_timeout_ms = q->idle_timeout_ms > 0 ? q->idle_timeout_ms : cfg->lease_idle_timeout_ms;
+    if (check_timeout("timeout_sec", t->timeout_ms, cfg->lease_timeout_max_ms, err) < 0 ||
+        check_timeout("idle_timeout_sec", t->idle_timeout_ms, cfg->lease_timeout_max_ms, err) < 0 ||
+        check_timeout("acquire_timeout", q->acquire_timeout_ms, cfg->lease_timeout_max_ms, err) < 0)
+        return -1;
+    if (q->pool)
+        return sg_error_field(err, SG_POOL_NOT_FOUND, "pool", "this server has no pool of that name");
+    if (q->overrides)
+        return sg_error_field(err, SG_INVALID_REQUEST, "overrides", "is only for requests that name a pool");
+    return 0;
+}
+
+static int decide(struct creation *c, const struct sg_principal *who, struct sg_error *err)
+{
+    struct sg_policy policy = {0};
+    struct sg_candidates cands = {0};
+    struct sg_environment env = {0};
+    struct sg_decide_context ctx = {
+        .network_egress_class = c->request.egress_given ? sg_egress_name(c->request.egress) : NULL,
+        .local_pool = c->request.local_pool};
+
+    int rc = sg_policy_parse(c->request.policy, "policy", &policy, err);
+    if (rc == 0)
+        rc = sg_selection_cut(who, &c->s->candidates, &c->s->environment, &cands, &env, err);
+    if (rc == 0)
+        rc = sg_decide(&policy, &env, &cands, &ctx, &c->decision, err);
+    sg_policy_finish(&policy);
+    sg_candidates_finish(&cands);
+    sg_environment_finish(&env);
+    return rc;
+}
+
+/* 0: go on; 1: refused with a receipt to seal, c->why filled; -1: c->why filled, nothing to seal. */
+static int plan(struct creation *c, const struct sg_principal *who, const char *key)
+{
+    if (c->s->draining) {
+        sg_error_set(&c->why, SG_SHUTTING_DOWN, "the server is shutting down and takes no new leases");
+        return sg_error_retry_after(&c->why, 5);
+    }
+    if (sg_store_check(c->s->parts.store, &c->why) < 0 || fill_terms(c, who, key, &c->why) < 0 || decide(c, who, &c->why) < 0)
+        return -1;
+    if (c->decision.code != SG_OK) {
+        sg_decision_refusal(&c->decision, &c->why);
+        return 1;
+    }
+    c->driver = sg_backends_get(c->s->parts.backends, c->decision.backend, &c->why);
+    if (!c->driver)
+        return -1;
+    struct sg_sandbox_spec spec = sandbox_spec(c);
+    return sg_driver_check(c->driver, &spec, &c->why) < 0 ? 1 : 0;
+}
+
+static void take_args(struct creation *c, struct sg_service *s, const struct sg_create_args *a)
+{
+    c->refs = 1;
+    c->s = s;
+    c->request = *a->request;
+    *a->request = (struct sg_lease_request){0};
+    c->max_leases = a->who->max_leases;
+    c->async = a->async;
+    c->cancel = a->cancel ? sg_cancel_ref(a->cancel) : NULL;
+    c->render = a->render;
+    c->done = a->done;
+    c->arg = a->arg;
+}
+
+void sg_service_create(struct sg_service *s, const struct sg_create_args *a)
+{
+    struct creation *c = sg_xcalloc(1, sizeof *c);
+
+    take_args(c, s, a);
+    int rc = plan(c, a->who, a->idempotency_key);
+    if (rc > 0) {
+        refuse(c);
+    } else if (rc < 0) {
+        answer(c, NULL, &c->why);
+    } else if (!c->terms->idempotency_key) {
+        reserve(c);
+    } else {
+        c->work.run = reserve_on_worker;
+        if (sg_workq_submit(s->parts.workq, &c->work, &c->why) < 0)
+            answer(c, NULL, &c->why);
+    }
+}
+
+int sg_service_extend(struct sg_service *s, struct sg_entry *e, int64_t timeout_ms, const struct sg_store_done *done,
+                      struct sg_error *err)
+{
+    if (timeout_ms <= 0)
+        timeout_ms = s->cfg.lease_timeout_default_ms;
+    if (check_timeout("timeout_sec", timeout_ms, s->cfg.lease_timeout_max_ms, err) < 0)
+        return -1;
+    return sg_registry_extend(s->leases, e, timeout_ms, done, err);
+}

@@ -1,0 +1,157 @@
+/* The end of a lease: its sandbox is terminated once, whoever began the end. */
+#include "service/service_priv.h"
+
+#include "base/clock.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+struct ending {
+    struct sg_service *s;
+    struct sg_entry *entry;
+    struct sg_sandbox *sb;
+};
+
+static void sandbox_gone(void *arg, const struct sg_error *err)
+{
+    struct ending *g = arg;
+
+    sg_registry_ended(g->s->leases, g->entry, err);
+    sg_sandbox_unref(g->sb);
+    sg_entry_unref(g->entry);
+    free(g);
+}
+
+void sg_service_on_end(void *arg, struct sg_entry *e, enum sg_end why SG_UNUSED)
+{
+    struct ending *g = sg_xcalloc(1, sizeof *g);
+    struct sg_done done = {.fn = sandbox_gone, .arg = g};
+
+    g->s = arg;
+    g->entry = sg_entry_ref(e);
+    g->sb = sg_entry_sandbox(e);
+    if (g->sb)
+        sg_sandbox_terminate(g->sb, &done);
+    else
+        sandbox_gone(g, NULL);
+}
+
+/* ---- a sandbox that dies under its lease ---- */
+
+static void sandbox_lost(void *arg, struct sg_sandbox *sb, const struct sg_error *why)
+{
+    struct sg_service *s = arg;
+    struct sg_entry *e;
+
+    if (sg_registry_peek(s->leases, NULL, sb->owner, &e) == 1) {
+        sg_registry_end(s->leases, e, SG_END_LOST, why->message);
+        sg_entry_unref(e);
+    }
+}
+
+void sg_service_watch_sandbox(struct sg_service *s, struct sg_entry *e, struct sg_sandbox *sb)
+{
+    snprintf(sb->owner, sizeof sb->owner, "%s", sg_entry_id(e));
+    sg_sandbox_on_lost(sb, sandbox_lost, s);
+}
+
+/* ---- waiting for the end (or for the create to settle), with a limit ---- */
+
+struct wait {
+    struct sg_waiter waiter;
+    struct sg_timer timer;
+    struct sg_task arm; /* the timer is the reactor's: both live there */
+    struct sg_task over;
+    struct sg_service *s;
+    struct sg_entry *entry;
+    int64_t due_ms;
+    _Atomic int refs; /* the waiter's and the timer's */
+    _Atomic bool answered;
+    void (*done)(void *arg, bool reached);
+    void *arg;
+};
+
+static void wait_unref(struct wait *w)
+{
+    if (--w->refs > 0)
+        return;
+    sg_entry_unref(w->entry);
+    free(w);
+}
+
+static void wait_answer(struct wait *w, bool reached)
+{
+    if (!atomic_exchange(&w->answered, true))
+        w->done(w->arg, reached);
+}
+
+static void wait_timer_off(struct sg_task *t)
+{
+    struct wait *w = sg_container_of(t, struct wait, over);
+
+    sg_timer_cancel(w->s->parts.reactor, &w->timer);
+    wait_unref(w);
+}
+
+static void wait_reached(struct sg_waiter *waiter)
+{
+    struct wait *w = sg_container_of(waiter, struct wait, waiter);
+
+    wait_answer(w, true);
+    sg_reactor_post(w->s->parts.reactor, &w->over);
+}
+
+static void wait_timed_out(struct sg_timer *t)
+{
+    struct wait *w = sg_container_of(t, struct wait, timer);
+
+    if (!sg_entry_unwait(w->entry, &w->waiter))
+        return; /* reached meanwhile: wait_reached() answers */
+    wait_answer(w, false);
+    wait_unref(w);
+}
+
+static void wait_arm(struct sg_task *t)
+{
+    struct wait *w = sg_container_of(t, struct wait, arm);
+
+    if (!w->answered)
+        sg_timer_set(w->s->parts.reactor, &w->timer, w->due_ms);
+    wait_unref(w);
+}
+
+/* refs: one for arm, one for whichever of waiter and timer ends it. */
+static void wait_for(struct sg_service *s, struct sg_entry *e, enum sg_wait_for what, int64_t wait_ms,
+                     void (*done)(void *arg, bool reached), void *arg)
+{
+    struct wait *w = sg_xcalloc(1, sizeof *w);
+
+    w->waiter.fn = wait_reached;
+    w->timer.fire = wait_timed_out;
+    w->arm.run = wait_arm;
+    w->over.run = wait_timer_off;
+    w->s = s;
+    w->entry = sg_entry_ref(e);
+    w->due_ms = sg_now_ms() + wait_ms;
+    w->refs = 2;
+    w->done = done;
+    w->arg = arg;
+    if (!sg_entry_wait(e, what, &w->waiter)) {
+        w->refs = 1;
+        wait_answer(w, true);
+        wait_unref(w);
+        return;
+    }
+    sg_reactor_post(s->parts.reactor, &w->arm);
+}
+
+void sg_service_wait(struct sg_service *s, struct sg_entry *e, int64_t wait_ms, void (*done)(void *arg, bool settled), void *arg)
+{
+    wait_for(s, e, SG_WAIT_SETTLED, wait_ms, done, arg);
+}
+
+void sg_service_delete(struct sg_service *s, struct sg_entry *e, int64_t wait_ms, void (*done)(void *arg, bool gone), void *arg)
+{
+    sg_registry_end(s->leases, e, SG_END_DELETED, NULL);
+    wait_for(s, e, SG_WAIT_ENDED, wait_ms, done, arg);
+}
