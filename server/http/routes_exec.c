@@ -1,0 +1,187 @@
+/* /leases/{id}/exec: run commands and look after them. */
+#include "http/api.h"
+#include "service/execs.h"
+
+#include "base/clock.h"
+
+struct exec_call {
+    struct sg_request *r;
+    struct sg_api *api;
+};
+
+static enum sg_metrics_exec outcome(const struct sg_exec_result *result, const struct sg_error *err)
+{
+    if (err)
+        return SG_METRICS_EXEC_FAILED;
+    if (result->exit.killed_by == SG_KILLED_TIMEOUT)
+        return SG_METRICS_EXEC_TIMED_OUT;
+    if (result->exit.killed_by != SG_KILLED_NOT)
+        return SG_METRICS_EXEC_KILLED;
+    return result->exit.signal || result->exit.returncode ? SG_METRICS_EXEC_NONZERO : SG_METRICS_EXEC_OK;
+}
+
+static void exec_done(void *arg, const struct sg_exec_result *result, const struct sg_error *err)
+{
+    struct exec_call *c = arg;
+
+    sg_metrics_count_exec(c->api->metrics, outcome(result, err));
+    if (err)
+        sg_respond_error(c->r, err);
+    else
+        sg_respond_json(c->r, 200, sg_exec_result_json(result));
+    sg_req_unref(c->r);
+    free(c);
+}
+
+static void exec_in_lease(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+{
+    struct sg_exec_request q;
+    struct sg_error err = {0};
+    size_t len;
+    const char *body = sg_req_body(r, &len);
+
+    if (sg_exec_request_parse(body, len, &q, &err) < 0) {
+        sg_api_fail(r, &err);
+        return;
+    }
+    struct exec_call *c = sg_xcalloc(1, sizeof *c);
+    *c = (struct exec_call){.r = sg_req_ref(r), .api = api};
+    struct sg_exec_args args = {.who = sg_req_principal(r),
+                                .lease = e,
+                                .request = &q,
+                                .cancel = sg_req_cancel(r),
+                                .done = exec_done,
+                                .arg = c};
+    sg_service_exec(api->service, &args);
+}
+
+void sg_route_exec(struct sg_request *r, void *app)
+{
+    sg_api_with_lease(r, app, exec_in_lease);
+}
+
+/* {exec_id, state, started_at, result} */
+static json_t *info_json(const struct sg_exec_info *i)
+{
+    char at[SG_TIME_LEN];
+
+    sg_time_format(i->started_us, at);
+    return json_pack("{s:s, s:s, s:s, s:o}", "exec_id", i->exec_id, "state", sg_exec_state_name(i->state), "started_at", at,
+                     "result", i->has_result ? sg_exec_result_json(&i->result) : json_null());
+}
+
+static void respond_info(void *arg, const struct sg_exec_info *i)
+{
+    sg_respond_json(arg, 200, info_json(i));
+}
+
+/* A lease that ended has no execs to show: 410, as for every work on it. */
+static int usable(struct sg_entry *e, struct sg_error *err)
+{
+    if (sg_entry_use_begin(e, NULL, err) < 0)
+        return -1;
+    sg_entry_use_end(e, false);
+    return 0;
+}
+
+static void get_exec(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+{
+    struct sg_error err = {0};
+
+    if (usable(e, &err) < 0 || sg_service_exec_get(api->service, e, sg_req_param(r, "eid"), respond_info, r, &err) < 0)
+        sg_api_fail(r, &err);
+}
+
+void sg_route_exec_get(struct sg_request *r, void *app)
+{
+    sg_api_with_lease(r, app, get_exec);
+}
+
+struct exec_page {
+    json_t *items;
+    char last[SG_ID_MAX];
+};
+
+static void add_info(void *arg, const struct sg_exec_info *i)
+{
+    struct exec_page *p = arg;
+    struct sg_exec_info brief = *i;
+
+    brief.has_result = false; /* a list of results could be very large; each has its own URL */
+    json_t *v = info_json(&brief);
+    json_object_del(v, "result");
+    json_array_append_new(p->items, v);
+    memcpy(p->last, i->exec_id, sizeof p->last);
+}
+
+static void list_execs(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+{
+    struct exec_page page = {0};
+    sg_cleanup(sg_free_p) char *after = NULL;
+    struct sg_error err = {0};
+    size_t limit;
+    bool more;
+
+    if (usable(e, &err) < 0 || sg_api_limit(r, &limit, &err) < 0 || sg_api_cursor_key(r, &after, &err) < 0) {
+        sg_api_fail(r, &err);
+        return;
+    }
+    page.items = json_array();
+    sg_service_exec_list(api->service, e, after, limit, add_info, &page, &more);
+    sg_cleanup(sg_free_p) char *cursor = more ? sg_api_cursor(page.last) : NULL;
+    sg_respond_json(r, 200, sg_api_page(page.items, cursor));
+}
+
+void sg_route_exec_list(struct sg_request *r, void *app)
+{
+    sg_api_with_lease(r, app, list_execs);
+}
+
+static void kill_exec(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+{
+    struct sg_error err = {0};
+
+    const char *eid = sg_req_param(r, "eid");
+    if (usable(e, &err) < 0 || sg_service_exec_kill(api->service, e, eid, &err) < 0 ||
+        sg_service_exec_get(api->service, e, eid, respond_info, r, &err) < 0)
+        sg_api_fail(r, &err);
+}
+
+void sg_route_exec_kill(struct sg_request *r, void *app)
+{
+    sg_api_with_lease(r, app, kill_exec);
+}
+
+static int parse_signal(struct sg_request *r, int *ret, struct sg_error *err)
+{
+    sg_cleanup(sg_json_p) json_t *body = NULL;
+    struct sg_json_reader rd;
+    const char *name = NULL;
+    size_t len;
+    const char *text = sg_req_body(r, &len);
+
+    if (sg_json_parse_object(text, len, &body, err) < 0 || sg_json_begin(&rd, body, "", err) < 0 ||
+        sg_json_str(&rd, "signal", &name, err) < 0 || sg_json_end(&rd, err) < 0)
+        return -1;
+    *ret = name ? sg_signal_parse(name) : 0;
+    if (*ret == 0)
+        return sg_error_field(err, SG_INVALID_REQUEST, "signal", "must be the name of a signal, for example \"SIGTERM\"");
+    return 0;
+}
+
+static void signal_exec(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+{
+    struct sg_error err = {0};
+    int signo;
+
+    if (parse_signal(r, &signo, &err) < 0 || usable(e, &err) < 0 ||
+        sg_service_exec_signal(api->service, e, sg_req_param(r, "eid"), signo, &err) < 0)
+        sg_api_fail(r, &err);
+    else
+        sg_respond_json(r, 200, json_pack("{s:s, s:s}", "exec_id", sg_req_param(r, "eid"), "signal", sg_signal_name(signo)));
+}
+
+void sg_route_exec_signal(struct sg_request *r, void *app)
+{
+    sg_api_with_lease(r, app, signal_exec);
+}
