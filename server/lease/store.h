@@ -59,6 +59,8 @@ struct sg_store_op *sg_store_op_new(void);
 struct sg_store_op *sg_store_op_free(struct sg_store_op *op); /* one that was not submitted; NULL-safe */
 /* Inserts or replaces the lease row; copies. */
 void sg_store_op_lease(struct sg_store_op *op, const struct sg_lease *l);
+/* Only where it stands: state, reason, expires_at, ended_at of a row that is there (else nothing). */
+void sg_store_op_lease_state(struct sg_store_op *op, const struct sg_lease *l);
 /* A receipt's canonical text (with id); an id that is there already only gains the tenant. Adds the audit record
  * `receipt_sealed`. */
 void sg_store_op_receipt(struct sg_store_op *op, const char *tenant, const char *receipt_id, const char *body);
@@ -68,6 +70,8 @@ void sg_store_op_audit(struct sg_store_op *op, const char *event, const char *te
 /* The answer replayed for tenant's Idempotency-Key. */
 void sg_store_op_answer(struct sg_store_op *op, const char *tenant, const char *key, const char *request_hash,
                         const char *lease_id, int status, const char *body);
+/* Forgets it again, if it is lease_id's. */
+void sg_store_op_no_answer(struct sg_store_op *op, const char *tenant, const char *key, const char *lease_id);
 
 struct sg_store_done {
     /* On the store thread, without locks; err NULL: committed (and on the disk when durable). */
@@ -76,7 +80,8 @@ struct sg_store_done {
 };
 
 /* Consumes op. -1 (SG_STORE_UNAVAILABLE, SG_OVERLOADED): nothing happened, done is not called. With SG_STORE_KEEP it
- * always returns 0, and done is called with the error at once when the row can only be written later. done may be NULL.
+ * returns 0 unless memory is out, and done is called with the error when the row can only be written later. done may be NULL. Never calls
+ * done before it returns.
  * Ops of one thread commit in the order they were submitted. */
 int sg_store_submit(struct sg_store *s, struct sg_store_op *op, unsigned how, const struct sg_store_done *done,
                     struct sg_error *err);
@@ -108,7 +113,7 @@ struct sg_lease_query {
 struct sg_lease_page {
     struct sg_lease *items; /* newest first */
     size_t n;
-    bool more; /* the next page starts after items[n - 1].id */
+    char next[SG_ID_MAX]; /* `after` of the next page, "" when this is the last one; a page may be short before that */
 };
 void sg_lease_page_finish(struct sg_lease_page *p);
 /* Rows of the store only; sg_registry_list() is the whole truth. */
@@ -119,9 +124,10 @@ int sg_store_leases(struct sg_store *s, const struct sg_lease_query *q, struct s
 int sg_store_receipt(struct sg_store *s, const char *tenant, const char *id, char **ret, struct sg_error *err);
 
 /* Audit records after seq `after` (0: from the start), oldest first, at most limit, as a JSON array of {seq, at, event,
- * tenant, lease_id, detail, mac}. tenant NULL: all. *ret_more: there are further ones. */
+ * tenant, lease_id, receipt_id, detail, mac}. tenant NULL: all. *ret_next: `after` of the next page, 0 when there is none; a page may
+ * be short before that. */
 int sg_store_audit(struct sg_store *s, const char *tenant, int64_t after, size_t limit, struct json_t **ret,
-                   bool *ret_more, struct sg_error *err);
+                   int64_t *ret_next, struct sg_error *err);
 
 /* ---- figures for /metrics ---- */
 
@@ -138,8 +144,8 @@ struct sg_audit_report {
     bool ok;
     int64_t records;  /* good ones from the start */
     int64_t at_seq;   /* first bad record, or the first missing one; 0 when ok */
-    char problem[64]; /* stable word: record_changed, record_missing, tail_cut, head_missing, head_changed, receipt_changed,
-                       * damage_recorded, database_malformed */
+    char problem[64]; /* stable word: those of sg_audit_check, and head_missing, head_forged, receipt_changed, receipt_missing,
+                       * damage_recorded (the server found the end of the log damaged when it started), database_malformed */
     char detail[256];
 };
 /* Reads only; works beside a running server. key_file NULL: audit.key in state_dir. -1: it could not be checked. */

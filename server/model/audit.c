@@ -110,8 +110,11 @@ int sg_audit_head_read(const void *key, size_t key_len, const char *line, size_t
     size_t digits = at;
     while (good && at < len && line[at] >= '0' && line[at] <= '9' && head.seq <= (INT64_MAX - 9) / 10)
         head.seq = head.seq * 10 + (line[at++] - '0');
-    good = good && at > digits && len - at > HEX_LEN + 1 && line[at] == ' ' &&
-           sg_unhex(line + at + 1, head.mac, SG_SHA256_LEN);
+    char mac[HEX_LEN + 1] = "";
+    good = good && at > digits && len - at > HEX_LEN + 1 && line[at] == ' ';
+    if (good)
+        memcpy(mac, line + at + 1, HEX_LEN);
+    good = good && sg_unhex(mac, head.mac, SG_SHA256_LEN);
     if (!good)
         return sg_error_set(err, SG_INVALID_REQUEST, "the head of the audit log is malformed");
     /* One way to write a head: what was read must be that, seal and all. */
