@@ -34,10 +34,13 @@ bool sg_credential_name_valid(const char *s)
     return name_valid(s, SG_CREDENTIAL_NAME_MAX, LETTERS "_", LETTERS DIGITS "_.-");
 }
 
+/* Control characters are out: names end up in messages that terminals show. */
 static bool any_name_valid(const char *s)
 {
-    size_t n = strlen(s);
-    return n > 0 && n <= SG_ANY_NAME_MAX;
+    size_t n = 0;
+    while (n <= SG_ANY_NAME_MAX && (unsigned char)s[n] >= 0x20 && s[n] != 0x7f)
+        n++;
+    return n > 0 && n <= SG_ANY_NAME_MAX && s[n] == '\0';
 }
 
 static int compare_names(const void *a, const void *b)
@@ -122,8 +125,9 @@ struct names_rule {
 static const struct names_rule credential_rule = {
     0, sg_credential_name_valid,
     "must be the name of a credential: letters, digits, '_', '.', '-', first a letter or '_', at most 128"};
-static const struct names_rule precedence_rule = {SG_PRECEDENCE_MAX, any_name_valid,
-                                                  "must be the name of a backend, 1 to 128 bytes"};
+static const struct names_rule precedence_rule = {
+    SG_PRECEDENCE_MAX, any_name_valid,
+    "must be the name of a backend: 1 to 128 bytes, no control characters"};
 
 /* Takes an array of names: 1, 0 when absent, -1. At most max (0: the rule's). */
 static int take_names(struct sg_json_reader *r, const char *key, const struct names_rule *rule, size_t max,
@@ -214,7 +218,7 @@ static int policy_read(struct sg_json_reader *r, struct sg_policy *p, struct sg_
     if (p->override && !any_name_valid(p->override)) {
         sg_json_path(r->path, "override", field, sizeof field);
         return sg_error_field(err, SG_INVALID_REQUEST, field,
-                              "must be the name of a backend, 1 to 128 bytes");
+                              "must be the name of a backend: 1 to 128 bytes, no control characters");
     }
     names_make_set(&p->required_credentials);
     int has = take_names(r, "precedence", &precedence_rule, 0, &p->precedence, err);

@@ -22,7 +22,7 @@
 #define SG_PRECEDENCE_MAX 256U
 #define SG_BACKEND_NAME_MAX 64U     /* bytes, [A-Za-z0-9][A-Za-z0-9._-]* */
 #define SG_CREDENTIAL_NAME_MAX 128U /* bytes, [A-Za-z_][A-Za-z0-9_.-]* */
-#define SG_ANY_NAME_MAX 128U        /* override and precedence: names that need not exist, any characters */
+#define SG_ANY_NAME_MAX 128U /* override and precedence: names that need not exist, no control characters */
 #define SG_BUDGET_MICROUSD_MAX INT64_C(1000000000000000) /* a thousand million dollars, either way */
 
 /* A list of names. A set is sorted by bytes and has no name twice. */
