@@ -30,14 +30,13 @@ struct sg_agent_options {
     struct sg_reactor *reactor;        /* outlives the agent */
     struct sg_workq *workq;            /* for appends and large lists; outlives the agent */
     enum sg_agent_isolation isolation; /* the one it was started with; another in HELLO is a violation */
+    struct sg_hold *hold;              /* or NULL. The agent keeps a reference until it and every descriptor it has of the
+                                        * sandbox are gone; files and sockets handed to callers carry one each. */
     const char *root;                  /* where relative paths start; NULL: /workspace. Copied. */
     /* HELLO came and is right: usable from now on. Reactor thread, at most once, before anything else. */
     void (*ready)(void *arg, const struct sg_agent_facts *facts);
     /* It is lost (also instead of ready). At most once; never after sg_agent_close(). */
     void (*lost)(void *arg, const struct sg_error *why);
-    /* The last reference is gone and with it every descriptor this client held of the sandbox: commands, uploads, dials.
-     * Files and sockets handed over to callers are theirs. Any thread. May be NULL. */
-    void (*closed)(void *arg);
     void *arg;
 };
 
@@ -53,24 +52,26 @@ bool sg_agent_is_gone(const struct sg_agent *a);
 
 /* ---- commands ---- */
 
-/* How to kill everything a command started, when the owner has a cgroup for it; all NULL and n_procs 0 otherwise, then
- * the agent puts a subreaper helper over the command. */
+/* The owner's means to hold a command and all it starts together. Callbacks: reactor thread. */
 struct sg_agent_tree {
-    /* Any thread, idempotent, not blocking: kills all that is in the group. Called only once the command is in it. */
+    /* Kills all that is in the group; idempotent, not blocking. Called only once the command is in it. NULL: there is no
+     * group, the agent puts a subreaper helper over the command. */
     void (*kill)(void *arg);
     /* MAY be NULL: did the kernel kill in this group for want of memory? Asked when SIGKILL came from nobody here. */
     bool (*oom)(void *arg);
-    /* The command no longer needs arg; background children may still be in the group. Called exactly once if
-     * sg_agent_exec_start succeeded, on any thread. */
+    /* MAY be NULL. The command no longer needs arg (it was released, and it has ended); background children may still be
+     * in the group. Exactly once if sg_agent_exec_start succeeded. */
     void (*free)(void *arg);
     void *arg;
-    int procs[SG_AGENT_CGROUPS_MAX]; /* open cgroup.procs files the command joins before it runs; borrowed for the call */
-    unsigned n_procs;
+    int group_dir;   /* with kill: the cgroup v2 group the command is born in, borrowed for the call; */
+    int group_procs; /* and its cgroup.procs, open for writing */
+    const int *tasks; /* further `tasks` or cgroup.procs files it joins before it runs, borrowed for the call */
+    unsigned n_tasks; /* at most SG_AGENT_TASKS_MAX */
 };
 
 /* The exec_start slot of backends/driver.h. ret->ops->release waits for a sink callback that is running on the reactor
  * thread: hold no lock there that a sink callback takes. The pipe ends inside *ret are the exec's; take a reference
- * for use beyond release. Errors at once: SG_INVALID_REQUEST (too long), SG_OVERLOADED, SG_SANDBOX_LOST, SG_LEASE_GONE.
+ * for use beyond release. tree NULL: no group, nothing to join. Errors at once: SG_INVALID_REQUEST (too long), SG_OVERLOADED, SG_SANDBOX_LOST, SG_LEASE_GONE.
  * After `exited`, what background children still write to the command's pipes is read and thrown away. */
 int sg_agent_exec_start(struct sg_agent *a, const struct sg_exec_spec *spec, const struct sg_agent_tree *tree,
                         const struct sg_exec_sink *sink, struct sg_exec **ret, struct sg_error *err);

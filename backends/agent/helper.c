@@ -202,10 +202,10 @@ static void serve(struct helper *h)
 /* Keeps only what the command needs and the socket. */
 static void close_rest(struct child *c, int *ctl)
 {
-    int keep[4 + SG_AGENT_CGROUPS_MAX] = {c->in, c->out, c->err, *ctl};
+    int keep[4 + SG_AGENT_TASKS_MAX] = {c->in, c->out, c->err, *ctl};
     size_t n = 4;
-    for (unsigned i = 0; i < c->n_procs; i++)
-        keep[n++] = c->procs[i];
+    for (unsigned i = 0; i < c->n_tasks; i++)
+        keep[n++] = c->tasks[i];
     unsigned from = 3;
     while (from != ~0U) {
         unsigned next = ~0U;
@@ -223,8 +223,8 @@ static void close_command_ends(struct child *c)
     close(c->in);
     close(c->out);
     close(c->err);
-    for (unsigned i = 0; i < c->n_procs; i++)
-        close(c->procs[i]);
+    for (unsigned i = 0; i < c->n_tasks; i++)
+        close(c->tasks[i]);
 }
 
 static void helper_main(struct child *c, int ctl)

@@ -61,11 +61,14 @@ struct child {
     char **envp;
     const char *cwd;
     int in, out, err;
-    int procs[SG_AGENT_CGROUPS_MAX];
-    unsigned n_procs;
-    bool set_user;
+    int group;       /* directory of a cgroup v2 group to be born in, or -1 */
+    int group_procs; /* its cgroup.procs, for where that cannot be */
+    int tasks[SG_AGENT_TASKS_MAX];
+    unsigned n_tasks;
+    bool set_user; /* drop to uid and gid; else they are the caller's already */
     uid_t uid;
     gid_t gid;
+    bool born; /* child.c's: came into the world inside the group */
     /* out: why it did not start; 0: it did, or it ended with 126 or 127 and a message */
     volatile uint32_t stage;
     volatile int error;

@@ -110,15 +110,19 @@ static char *read_blob(int fd, size_t len)
 static void spawn_strings(struct agent *a, const struct sg_agent_msg *m, struct passed *p, const char *strings)
 {
     unsigned at = (m->u.spawn.flags & SG_AGENT_SPAWN_BLOB) ? 1 : 0;
-    struct child c = {.argv = a->argv + 1, .envp = a->envp, .in = a->null};
+    struct child c = {.argv = a->argv + 1, .envp = a->envp, .in = a->null, .group = -1};
     if (sg_agent_spawn_split(strings, m->u.spawn.len, m->u.spawn.argc, m->u.spawn.envc, &c.cwd, c.argv, c.envp) != 0)
         _exit(EXIT_PROTOCOL);
     if (m->u.spawn.flags & SG_AGENT_SPAWN_STDIN)
         c.in = p->fds[at++];
     c.out = p->fds[at++];
     c.err = p->fds[at++];
+    if (m->u.spawn.flags & SG_AGENT_SPAWN_GROUP) {
+        c.group = p->fds[at++];
+        c.group_procs = p->fds[at++];
+    }
     while (at < p->n)
-        c.procs[c.n_procs++] = p->fds[at++];
+        c.tasks[c.n_tasks++] = p->fds[at++];
     c.set_user = a->isolation == SG_AGENT_UID;
     c.uid = a->command_uid;
     c.gid = a->command_gid;

@@ -227,8 +227,9 @@ static bool spawn_valid(const struct sg_agent_msg *m)
         return false;
     if (m->u.spawn.envc > SG_AGENT_ENVC_MAX || m->u.spawn.len > SG_AGENT_SPAWN_BYTES_MAX)
         return false;
-    unsigned fixed = 2U + ((f & SG_AGENT_SPAWN_STDIN) ? 1U : 0U) + ((f & SG_AGENT_SPAWN_BLOB) ? 1U : 0U);
-    return m->nfds >= fixed && m->nfds - fixed <= SG_AGENT_CGROUPS_MAX;
+    unsigned fixed = 2U + ((f & SG_AGENT_SPAWN_STDIN) ? 1U : 0U) + ((f & SG_AGENT_SPAWN_BLOB) ? 1U : 0U) +
+                     ((f & SG_AGENT_SPAWN_GROUP) ? 2U : 0U);
+    return m->nfds >= fixed && m->nfds - fixed <= SG_AGENT_TASKS_MAX;
 }
 
 /* The number of descriptors each type travels with, and the values that have a range. */

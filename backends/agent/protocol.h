@@ -17,7 +17,9 @@
  *                First packet of the agent, id 0, before any command has run.
  *   SPAWN        u32 flags (SPAWN_...), u32 argc, u32 envc, u32 n; then n bytes: cwd NUL argv[0] NUL ... env[0] NUL ...
  *                With SPAWN_BLOB the n bytes are in a sealed memfd instead (for what does not fit a packet).
- *                Descriptors: [blob] [stdin with SPAWN_STDIN] stdout stderr [cgroup.procs files, the rest].
+ *                Descriptors: [blob] [stdin with SPAWN_STDIN] stdout stderr [with SPAWN_GROUP: directory of a cgroup v2
+ *                group, its cgroup.procs] [further tasks or cgroup.procs files, the rest]. The command is born into the
+ *                group where clone3 allows it, else it writes itself into cgroup.procs as it does with the rest.
  *                Answer STARTED or SPAWN_FAILED; EXITED follows STARTED.
  *   STARTED      u32 pid (of the sandbox's namespace)
  *   SPAWN_FAILED u32 stage, u32 errno
@@ -61,7 +63,7 @@
 #define SG_AGENT_HEADER 16U
 #define SG_AGENT_PACKET_MAX (64U * 1024U)                    /* header and payload */
 #define SG_AGENT_FDS_MAX 16U                                 /* in one packet */
-#define SG_AGENT_CGROUPS_MAX 8U                              /* cgroup.procs descriptors of one command */
+#define SG_AGENT_TASKS_MAX 8U                                /* further files a command joins */
 #define SG_AGENT_ARGC_MAX 4096U
 #define SG_AGENT_ENVC_MAX 2048U
 #define SG_AGENT_SPAWN_BYTES_MAX (1536U * 1024U)             /* cwd, argv and env together */
@@ -104,7 +106,8 @@ enum sg_agent_isolation { SG_AGENT_UID = 1, SG_AGENT_DUMPABLE = 2 };
 #define SG_AGENT_SPAWN_STDIN 1U  /* a stdin descriptor is passed; else the command reads end of file */
 #define SG_AGENT_SPAWN_BLOB 2U   /* the strings are in a memfd */
 #define SG_AGENT_SPAWN_HELPER 4U /* under a subreaper helper, for KILL */
-#define SG_AGENT_SPAWN_FLAGS 7U
+#define SG_AGENT_SPAWN_GROUP 8U  /* into a cgroup v2 group */
+#define SG_AGENT_SPAWN_FLAGS 15U
 
 enum sg_agent_stage { SG_AGENT_STAGE_FORK = 1, SG_AGENT_STAGE_CGROUP, SG_AGENT_STAGE_CWD, SG_AGENT_STAGE_USER };
 
