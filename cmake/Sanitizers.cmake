@@ -6,3 +6,8 @@ if(NOT SANITIZE STREQUAL "")
 endif()
 define_property(TARGET PROPERTY SG_STATIC BRIEF_DOCS "statically linked, never sanitized" FULL_DOCS
   "statically linked, never sanitized")
+
+# libFuzzer wants to see which branches the code under test takes.
+if(SG_FUZZ)
+  add_compile_options($<$<NOT:$<BOOL:$<TARGET_PROPERTY:SG_STATIC>>>:-fsanitize=fuzzer-no-link>)
+endif()
