@@ -8,6 +8,7 @@
 #include "backends/driver.h"
 #include "backends/local_bwrap/config.h"
 #include "base/reactor.h"
+#include "base/workq.h"
 
 struct sg_spawner;
 struct sg_backends;
@@ -15,6 +16,7 @@ struct sg_backends;
 /* What a constructor may use; all borrowed, they must outlive the registry. */
 struct sg_backend_parts {
     struct sg_reactor *reactor;
+    struct sg_workq *workq;
     struct sg_spawner *spawner; /* NULL: local_bwrap refuses with SG_UNAVAILABLE */
 };
 
@@ -25,9 +27,10 @@ struct sg_backend_settings {
     const char *fake_script; /* JSON, or NULL */
 };
 
-/* A row of the table. Every backend of the product has one, also those this build has no driver for. */
+/* A row of the table. Every backend of the product has one, also those this build has no driver for; what is known of
+ * each is in facts.h. */
 struct sg_backend_row {
-    struct sg_driver_facts facts; /* of an instance these may be narrower or wider: ask the instance */
+    const char *name;
     int (*make)(const struct sg_backend_settings *s, const struct sg_backend_parts *parts, struct sg_driver **ret,
                 struct sg_error *err); /* NULL: known but not built */
 };
@@ -41,6 +44,8 @@ const struct sg_backend_row *sg_backend_row(const char *name);
  * nothing is left. */
 int sg_backends_new(const char *const *enabled, size_t n, const struct sg_backend_settings *s,
                     const struct sg_backend_parts *parts, struct sg_backends **ret, struct sg_error *err);
+/* Adds an instance made elsewhere; its name must be free (SG_CONFLICT). The registry owns it then. */
+int sg_backends_add(struct sg_backends *r, struct sg_driver *d, struct sg_error *err);
 /* Ends all backends in reverse order. May block (shutdown only). NULL-safe. */
 struct sg_backends *sg_backends_free(struct sg_backends *r);
 

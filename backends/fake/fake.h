@@ -24,8 +24,6 @@
 #include "backends/driver.h"
 #include "base/reactor.h"
 
-extern const struct sg_driver_facts sg_fake_facts;
-
 /* script NULL or "": everything succeeds. SG_INVALID_REQUEST with `field` for a bad one. The reactor must outlive it. */
 int sg_fake_new(struct sg_reactor *reactor, const char *name, const char *script, struct sg_driver **ret,
                 struct sg_error *err);

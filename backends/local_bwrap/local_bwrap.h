@@ -5,18 +5,24 @@
 #include "backends/driver.h"
 #include "backends/local_bwrap/config.h"
 #include "base/reactor.h"
+#include "base/workq.h"
 
 struct sg_spawner;
-
-extern const struct sg_driver_facts sg_local_bwrap_facts;
 
 /* Checks one configuration without touching anything: SG_INVALID_REQUEST with `field` (a key of local_bwrap). */
 int sg_local_pool_config_check(const struct sg_local_pool_config *c, struct sg_error *err);
 
-/* Makes the pools and starts building their slots; returns before they are READY. The reactor and the spawner
- * must outlive the driver. SG_UNAVAILABLE when this machine cannot make such sandboxes: the message says what
- * is missing. */
-int sg_local_bwrap_new(struct sg_reactor *reactor, struct sg_spawner *spawner, const struct sg_local_pool_config *pools,
-                       size_t n_pools, struct sg_driver **ret, struct sg_error *err);
+/* What the pools work with. All borrowed; they must outlive the driver. */
+struct sg_local_parts {
+    struct sg_reactor *reactor;
+    struct sg_workq *workq;
+    struct sg_spawner *spawner; /* started, not yet attached to a reactor: the driver does that */
+};
+
+/* Makes the pools and starts building their slots; returns before they are READY. Slots are numbered through all pools.
+ * SG_INVALID_REQUEST with `field` for a bad configuration; SG_UNAVAILABLE when this machine cannot enforce what require_limits
+ * asks for. */
+int sg_local_bwrap_new(const struct sg_local_parts *parts, const struct sg_local_pool_config *pools, size_t n_pools,
+                       struct sg_driver **ret, struct sg_error *err);
 
 #endif

@@ -1,0 +1,154 @@
+/* What operators see and do. Any thread; what changes something is posted. */
+#include <stdio.h>
+
+#include "backends/local_bwrap/pool_priv.h"
+#include "base/clock.h"
+
+/* Under local.lock. */
+static uint64_t open_fds(const struct gen *g)
+{
+    if (g == NULL) {
+        return 0;
+    }
+    struct gen *open = (struct gen *)(uintptr_t)g;
+    (void)pthread_mutex_lock(&open->lock);
+    uint64_t n = g->hold != NULL ? sg_hold_count(g->hold) : !g->hold_gone;
+    n += g->agent == NULL && !g->agent_closed;
+    (void)pthread_mutex_unlock(&open->lock);
+    return n;
+}
+
+/* Under local.lock. */
+static void report_slot(const struct slot *s, struct sg_slot_info *out)
+{
+    (void)snprintf(out->name, sizeof out->name, "%s", s->name);
+    (void)snprintf(out->lease_id, sizeof out->lease_id, "%s", s->lease_id);
+    (void)snprintf(out->last_error, sizeof out->last_error, "%s", s->last_error);
+    out->state = s->state;
+    out->generation = s->generation;
+    out->uptime_ms = s->born_ms > 0 ? sg_now_ms() - s->born_ms : 0;
+    out->open_fds = open_fds(s->gen);
+}
+
+static void report(struct sg_driver *d, struct sg_slot_report *ret)
+{
+    struct local *l = (struct local *)d;
+    ret->pools = sg_xcalloc(l->n_pools, sizeof *ret->pools);
+    ret->n = l->n_pools;
+    (void)pthread_mutex_lock(&l->lock);
+    for (size_t i = 0; i < l->n_pools; i++) {
+        const struct pool *p = &l->pools[i];
+        struct sg_slot_pool_info *out = &ret->pools[i];
+        (void)snprintf(out->name, sizeof out->name, "%s", p->cfg.name);
+        out->mode = p->cfg.mode;
+        out->draining = p->draining;
+        out->waiters = p->n_waiters;
+        out->n = p->cfg.size;
+        out->slots = sg_xcalloc(out->n, sizeof *out->slots);
+        for (size_t k = 0; k < out->n; k++) {
+            report_slot(&p->slots[k], &out->slots[k]);
+        }
+    }
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+/* ---- changes ---- */
+
+struct change {
+    struct sg_task task;
+    struct pool *pool;
+    struct slot *slot; /* NULL: all */
+    bool on;
+};
+
+static int post_change(struct pool *p, struct slot *s, bool on, void (*run)(struct sg_task *t), struct sg_error *err)
+{
+    struct change *c = sg_xcalloc(1, sizeof *c);
+    c->task.run = run;
+    c->pool = p;
+    c->slot = s;
+    c->on = on;
+    local_ref(p->l);
+    if (!local_post(p->l, &c->task)) {
+        free(c);
+        local_unref(p->l);
+        return sg_error_set(err, SG_SHUTTING_DOWN, "the server is shutting down");
+    }
+    return 0;
+}
+
+static void change_free(struct change *c)
+{
+    struct local *l = c->pool->l;
+    free(c);
+    local_unref(l);
+}
+
+static void drain_run(struct sg_task *t)
+{
+    struct change *c = (struct change *)t;
+    struct local *l = c->pool->l;
+    (void)pthread_mutex_lock(&l->lock);
+    c->pool->draining = c->on;
+    (void)pthread_mutex_unlock(&l->lock);
+    if (c->on) {
+        struct sg_error err = {0};
+        sg_error_set(&err, SG_UNAVAILABLE, "local pool \"%s\" is drained", c->pool->cfg.name);
+        sg_error_reason(&err, "pool_draining");
+        sg_error_retry_after(&err, 10);
+        pool_fail_waiters(c->pool, &err);
+        sg_error_clear(&err);
+    }
+    change_free(c);
+}
+
+static int drain(struct sg_driver *d, const char *pool, bool on, struct sg_error *err)
+{
+    struct pool *p = local_pool((struct local *)d, pool, err);
+    return p == NULL ? -1 : post_change(p, NULL, on, drain_run, err);
+}
+
+static void recycle_run(struct sg_task *t)
+{
+    struct change *c = (struct change *)t;
+    for (unsigned i = 0; !c->pool->l->closing && i < c->pool->cfg.size; i++) {
+        if (c->slot == NULL || c->slot == &c->pool->slots[i]) {
+            slot_recycle(&c->pool->slots[i]);
+        }
+    }
+    change_free(c);
+}
+
+static struct slot *find_slot(struct pool *p, const char *name)
+{
+    for (unsigned i = 0; i < p->cfg.size; i++) {
+        if (sg_streq(p->slots[i].name, name)) {
+            return &p->slots[i];
+        }
+    }
+    return NULL;
+}
+
+static int recycle(struct sg_driver *d, const char *pool, const char *slot, struct sg_error *err)
+{
+    struct pool *p = local_pool((struct local *)d, pool, err);
+    struct slot *s = NULL;
+    if (p == NULL) {
+        return -1;
+    }
+    if (slot != NULL) {
+        s = find_slot(p, slot);
+        if (s == NULL) {
+            return sg_error_set(err, SG_NOT_FOUND, "local pool \"%s\" has no slot \"%s\"", p->cfg.name, slot);
+        }
+        (void)pthread_mutex_lock(&p->l->lock);
+        bool leased = s->lease_id[0] != '\0' || s->state == SG_SLOT_LEASED || s->state == SG_SLOT_LOST;
+        (void)pthread_mutex_unlock(&p->l->lock);
+        if (leased) {
+            return sg_error_set(err, SG_CONFLICT, "slot \"%s\" has a lease", slot);
+        }
+    }
+    return post_change(p, s, false, recycle_run, err);
+}
+
+const struct sg_slot_ops pool_slot_ops = {.report = report, .drain = drain, .recycle = recycle};

@@ -1,0 +1,280 @@
+/* Creates: who gets which slot, and who waits. */
+#include <jansson.h>
+#include <stdio.h>
+#include <utlist.h>
+
+#include "backends/local_bwrap/pool_priv.h"
+#include "base/clock.h"
+
+/* ---- check ---- */
+
+static int mode_mismatch(const struct pool *p, enum sg_mode asked, struct sg_error *err)
+{
+    char setting[96];
+    size_t i = (size_t)(p - p->l->pools);
+    if (i == 0) {
+        (void)snprintf(setting, sizeof setting, "local_bwrap.mode");
+    } else {
+        (void)snprintf(setting, sizeof setting, "local_pools[%zu].mode", i - 1);
+    }
+    sg_error_field(err, SG_POOL_MODE_MISMATCH, "metadata.paddock_mode",
+                   "a %s lease cannot come from local pool \"%s\", whose mode is %s (setting %s)", sg_mode_name(asked),
+                   p->cfg.name, sg_pool_mode_name(p->cfg.mode), setting);
+    if (err != NULL) {
+        sg_error_member(err, "paddock_mode", json_string(sg_mode_name(asked)));
+        sg_error_member(err, "pool_mode", json_string(sg_pool_mode_name(p->cfg.mode)));
+        sg_error_member(err, "setting", json_string(setting));
+    }
+    return -1;
+}
+
+static int check_limit(const struct pool *p, const char *field, int64_t asked, int64_t ceiling, struct sg_error *err)
+{
+    if (asked < 0) {
+        return sg_error_field(err, SG_INVALID_REQUEST, field, "must not be negative");
+    }
+    if (ceiling == 0 || asked <= ceiling) {
+        return 0;
+    }
+    sg_error_field(err, SG_LIMIT_EXCEEDED, field, "local pool \"%s\" allows at most %lld", p->cfg.name,
+                   (long long)ceiling);
+    if (err != NULL) {
+        sg_error_member(err, "limit", json_integer(ceiling));
+    }
+    return -1;
+}
+
+static int check_limits(const struct pool *p, const struct sg_limits *l, struct sg_error *err)
+{
+    if (check_limit(p, "limits.memory", l->memory_bytes, p->cfg.memory_max, err) < 0 ||
+        check_limit(p, "limits.pids", l->pids, p->cfg.pids_max, err) < 0 ||
+        check_limit(p, "limits.cpu", l->cpu_milli, p->cfg.cpu_milli, err) < 0 ||
+        check_limit(p, "limits.disk", l->disk_bytes, p->cfg.disk == SG_DISK_TMPFS ? p->cfg.disk_max : 0, err) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+static int check_for(const struct pool *p, const struct sg_sandbox_spec *spec, struct sg_error *err)
+{
+    bool blackbox = spec->mode == SG_MODE_BLACKBOX;
+    if (blackbox != (p->cfg.mode == SG_POOL_BLACKBOX)) {
+        return mode_mismatch(p, spec->mode, err);
+    }
+    if (spec->egress_given && spec->egress > SG_EGRESS_LOOPBACK && spec->egress > p->cfg.egress) {
+        sg_error_field(err, SG_POOL_REFUSED, "network_egress_class",
+                       "egress %s is wider than %s, which local pool \"%s\" has", sg_egress_name(spec->egress),
+                       sg_egress_name(p->cfg.egress), p->cfg.name);
+        return sg_error_reason(err, "egress_widened");
+    }
+    if (spec->image != NULL) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "image", "local sandboxes have no images");
+    }
+    return check_limits(p, &spec->limits, err);
+}
+
+int pool_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err)
+{
+    const struct pool *p = local_pool((struct local *)d, spec->local_pool, err);
+    return p == NULL ? -1 : check_for(p, spec, err);
+}
+
+/* ---- waiters ---- */
+
+static void set_waiters(struct pool *p, size_t n)
+{
+    (void)pthread_mutex_lock(&p->l->lock);
+    p->n_waiters = n;
+    (void)pthread_mutex_unlock(&p->l->lock);
+}
+
+static void waiter_free(struct waiter *w)
+{
+    struct local *l = w->pool->l;
+    sg_cancel_unref(w->cancel);
+    free(w);
+    local_unref(l);
+}
+
+/* Answers once. A cancel hook that has begun on another thread still has w: then its task frees it. */
+static void waiter_answer(struct waiter *w, struct sg_sandbox *sb, const struct sg_error *err)
+{
+    struct pool *p = w->pool;
+    struct sg_sandbox_done done = w->done;
+    if (w->queued) {
+        DL_DELETE(p->waiters, w);
+        w->queued = false;
+        set_waiters(p, p->n_waiters - 1);
+    }
+    sg_timer_cancel(p->l->parts.reactor, &w->timer);
+    w->answered = true;
+    if (w->cancel == NULL || sg_cancel_unhook(w->cancel, &w->hook)) {
+        waiter_free(w);
+    }
+    done.fn(done.arg, sb, err);
+}
+
+static void waiter_cancelled(struct sg_task *t)
+{
+    struct waiter *w = WAITER_OF(t, cancel_task);
+    if (!w->answered) {
+        struct sg_error err = {0};
+        sg_error_set(&err, SG_CANCELLED, "the caller gave up waiting");
+        waiter_answer(w, NULL, &err);
+        sg_error_clear(&err);
+    }
+    waiter_free(w);
+}
+
+/* Any thread. */
+static void cancel_fired(struct sg_cancel_hook *h, enum sg_cancel_reason why)
+{
+    struct waiter *w = WAITER_OF(h, hook);
+    (void)why;
+    if (!local_post(w->pool->l, &w->cancel_task)) {
+        waiter_free(w); /* the driver has ended, so it has answered */
+    }
+}
+
+static void waiter_timeout(struct sg_timer *t)
+{
+    struct waiter *w = WAITER_OF(t, timer);
+    struct sg_error err = {0};
+    sg_error_set(&err, SG_ACQUIRE_TIMEOUT, "no slot of local pool \"%s\" became free within %lld ms",
+                 w->pool->cfg.name, (long long)w->timeout_ms);
+    sg_error_retry_after(&err, 1);
+    waiter_answer(w, NULL, &err);
+    sg_error_clear(&err);
+}
+
+void pool_fail_waiters(struct pool *p, const struct sg_error *err)
+{
+    while (p->waiters != NULL) {
+        waiter_answer(p->waiters, NULL, err);
+    }
+}
+
+/* ---- slots ---- */
+
+static void give(struct slot *s, struct waiter *w)
+{
+    struct gen *g = s->gen;
+    s->failures = 0;
+    g->leased = true;
+    gen_ref(g); /* the sandbox's, until sandbox_free() */
+    atomic_store(&g->sb.refs, 1);
+    slot_set_lease(s, w->lease_id);
+    slot_set_state(s, SG_SLOT_LEASED);
+    waiter_answer(w, &g->sb, NULL);
+}
+
+void pool_offer(struct slot *s)
+{
+    struct pool *p = s->pool;
+    if (p->waiters != NULL) {
+        give(s, p->waiters);
+        return;
+    }
+    slot_set_state(s, SG_SLOT_READY);
+    DL_APPEND(p->ready, s);
+}
+
+void pool_withdraw(struct slot *s)
+{
+    DL_DELETE(s->pool->ready, s);
+}
+
+/* A pool in which no slot works: waiting would be for nothing. */
+static bool hopeless(const struct pool *p)
+{
+    for (unsigned i = 0; i < p->cfg.size; i++) {
+        if (p->slots[i].state != SG_SLOT_FAILED) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int admit(const struct pool *p, const struct waiter *w, struct sg_error *err)
+{
+    if (p->l->closing) {
+        return sg_error_set(err, SG_SHUTTING_DOWN, "the server is shutting down");
+    }
+    if (sg_cancel_fired(w->cancel) != SG_CANCEL_NONE) {
+        return sg_error_set(err, SG_CANCELLED, "the caller gave up waiting");
+    }
+    if (p->draining) {
+        sg_error_set(err, SG_UNAVAILABLE, "local pool \"%s\" is drained", p->cfg.name);
+        sg_error_reason(err, "pool_draining");
+        return sg_error_retry_after(err, 10);
+    }
+    if (p->ready != NULL) {
+        return 0;
+    }
+    if (hopeless(p)) {
+        sg_error_set(err, SG_UNAVAILABLE, "no slot of local pool \"%s\" works: %s", p->cfg.name,
+                     p->slots[0].last_error);
+        return sg_error_retry_after(err, 5);
+    }
+    if (p->n_waiters >= p->cfg.waiters_max) {
+        sg_error_set(err, SG_OVERLOADED, "%zu callers wait for local pool \"%s\" already", p->n_waiters, p->cfg.name);
+        return sg_error_retry_after(err, 1);
+    }
+    return 0;
+}
+
+static void waiter_start(struct sg_task *t)
+{
+    struct waiter *w = WAITER_OF(t, start_task);
+    struct pool *p = w->pool;
+    struct sg_error err = {0};
+    int rc = admit(p, w, &err);
+    if (w->cancel != NULL) {
+        (void)sg_cancel_hook(w->cancel, &w->hook);
+    }
+    if (rc < 0) {
+        waiter_answer(w, NULL, &err);
+        sg_error_clear(&err);
+        return;
+    }
+    struct slot *s = p->ready;
+    if (s != NULL) {
+        DL_DELETE(p->ready, s);
+        give(s, w);
+        return;
+    }
+    if (w->timeout_ms <= 0) {
+        waiter_timeout(&w->timer);
+        return;
+    }
+    w->queued = true;
+    DL_APPEND(p->waiters, w);
+    set_waiters(p, p->n_waiters + 1);
+    sg_timer_set(p->l->parts.reactor, &w->timer, sg_now_ms() + w->timeout_ms);
+}
+
+int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
+                const struct sg_sandbox_done *done, struct sg_error *err)
+{
+    struct local *l = (struct local *)d;
+    struct pool *p = local_pool(l, spec->local_pool, err);
+    if (p == NULL || check_for(p, spec, err) < 0) {
+        return -1;
+    }
+    struct waiter *w = sg_xcalloc(1, sizeof *w);
+    w->pool = p;
+    w->done = *done;
+    (void)snprintf(w->lease_id, sizeof w->lease_id, "%s", spec->lease_id != NULL ? spec->lease_id : "");
+    w->timeout_ms = spec->acquire_timeout_ms > 0 ? spec->acquire_timeout_ms : p->cfg.acquire_timeout_ms;
+    w->cancel = cancel != NULL ? sg_cancel_ref(cancel) : NULL;
+    w->start_task.run = waiter_start;
+    w->timer.fire = waiter_timeout;
+    w->hook.fired = cancel_fired;
+    w->cancel_task.run = waiter_cancelled;
+    local_ref(l);
+    if (!local_post(l, &w->start_task)) {
+        waiter_free(w);
+        return sg_error_set(err, SG_SHUTTING_DOWN, "the server is shutting down");
+    }
+    return 0;
+}

@@ -1,0 +1,199 @@
+/* Inside of the local pools.
+ *
+ * Everything is decided on the reactor thread: slots called on other threads post what they were asked. What reports and
+ * health read from other threads is written under local.lock; the reactor thread reads it without.
+ *
+ * A slot has at most one sandbox at a time, a struct gen, which is leased at most once: that is why a lease is always
+ * fresh. The gen outlives its place in the slot as long as somebody has a reference on the sandbox.
+ */
+#ifndef SG_POOL_PRIV_H
+#define SG_POOL_PRIV_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "backends/agent/client.h"
+#include "backends/local_bwrap/local_bwrap.h"
+#include "backends/spawner/cgroup.h"
+#include "backends/spawner/spawner.h"
+#include "base/hold.h"
+
+/* Sandboxes being made at once: more only makes each of them slower. */
+#define BUILDS_MAX 4U
+
+#define GEN_OF(ptr, member) ((struct gen *)(void *)((char *)(ptr)-offsetof(struct gen, member)))
+#define SLOT_OF(ptr, member) ((struct slot *)(void *)((char *)(ptr)-offsetof(struct slot, member)))
+#define POOL_OF(ptr, member) ((struct pool *)(void *)((char *)(ptr)-offsetof(struct pool, member)))
+#define WAITER_OF(ptr, member) ((struct waiter *)(void *)((char *)(ptr)-offsetof(struct waiter, member)))
+#define LOCAL_OF(ptr, member) ((struct local *)(void *)((char *)(ptr)-offsetof(struct local, member)))
+
+struct local;
+struct pool;
+struct slot;
+
+/* Somebody who waits for a sandbox to be gone. */
+struct ending {
+    struct sg_done done;
+    struct ending *next;
+};
+
+enum gen_fate { GEN_ALIVE, GEN_RELEASED, GEN_LOST };
+
+/* One sandbox, from its build to the close of the last descriptor that came out of it. References: the slot, the agent
+ * client until it has closed, the hold until it is gone, the sandbox while leased, calls under way. */
+struct gen {
+    struct sg_sandbox sb;
+    atomic_int refs;
+    struct local *l;   /* one reference */
+    struct slot *slot; /* reactor only, until the driver ends */
+
+    pthread_mutex_t lock; /* guards the next five */
+    struct sg_agent *agent; /* NULL: not there yet or ended */
+    enum gen_fate fate;
+    struct sg_error why;       /* of GEN_LOST */
+    struct sg_error agent_why; /* what the agent's client said of its end */
+    struct sg_hold *hold;      /* of files and sockets handed out; the first reference is ours */
+
+    struct sg_slot_built built; /* without agent_fd and cgroup_fd; constant once READY */
+    struct sg_watch death;      /* pidfd */
+    struct sg_timer mourn;      /* the process has died: what the agent's client has to say about it by */
+
+    /* reactor only */
+    bool spawning; /* the spawner has not answered yet */
+    bool building; /* counted in local.building */
+    bool hello;
+    bool ready;
+    bool leased;
+    bool ending;    /* its destruction has been asked for */
+    bool destroyed; /* nothing of it runs any more */
+    struct ending *endings;
+
+    /* written under local.lock */
+    bool agent_closed; /* no descriptor of the agent's client is open */
+    bool hold_gone;    /* no file or socket handed out is open */
+
+    struct sg_task died_task;
+    struct sg_task agent_closed_task;
+    struct sg_task hold_gone_task;
+    struct sg_task freed_task;
+};
+
+struct slot {
+    struct pool *pool;
+    uint32_t number; /* over all pools */
+    struct sg_cgroups *cgroups;
+    unsigned failures; /* in a row */
+    bool queued;       /* in local.build_queue */
+    bool undead;       /* it could not be destroyed: that is tried again first */
+    struct sg_timer retry;
+    struct slot *prev, *next;   /* pool.ready: least recently used first */
+    struct slot *bprev, *bnext; /* local.build_queue */
+
+    /* written under local.lock */
+    struct gen *gen; /* one reference, or NULL */
+    char name[80];
+    enum sg_slot_state state;
+    uint64_t generation;
+    char lease_id[SG_ID_MAX];
+    int64_t born_ms; /* sg_now_ms() of the present sandbox, 0: none */
+    char last_error[256];
+};
+
+/* A create that has not been answered. */
+struct waiter {
+    struct pool *pool;
+    struct sg_sandbox_done done;
+    char lease_id[SG_ID_MAX];
+    int64_t timeout_ms;
+    struct sg_task start_task;
+    struct sg_timer timer;
+    struct sg_cancel *cancel; /* one reference, or NULL */
+    struct sg_cancel_hook hook;
+    struct sg_task cancel_task;
+    bool queued;
+    bool answered;
+    struct waiter *prev, *next;
+};
+
+struct pool {
+    struct local *l;
+    struct sg_local_pool_config cfg; /* strings are ours */
+    struct slot *slots;
+    struct slot *ready;
+    struct waiter *waiters;
+    struct sg_timer health;
+
+    /* written under local.lock */
+    size_t n_waiters;
+    bool draining;
+};
+
+struct local {
+    struct sg_driver base;
+    atomic_int refs; /* the driver's own and one per gen */
+    struct sg_local_parts parts;
+    struct pool *pools;
+    size_t n_pools;
+    struct slot *build_queue;
+    unsigned building;
+    bool closing;
+    struct sg_task start_task;
+    struct sg_task close_task;
+    struct sg_timer close_timer;
+
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool closed;       /* nothing is posted to the reactor any more */
+    bool spawner_died; /* no slot can be built again */
+};
+
+/* local_bwrap.c */
+struct local *local_ref(struct local *l);
+void local_unref(struct local *l);
+/* Any thread: posts unless the driver has ended; false: it has, and t will not run. */
+bool local_post(struct local *l, struct sg_task *t);
+/* The pool of that name, NULL or "": the default one. NULL with SG_POOL_NOT_FOUND. */
+struct pool *local_pool(struct local *l, const char *name, struct sg_error *err);
+/* Reactor: something ended; maybe the whole driver has. */
+void local_maybe_closed(struct local *l);
+
+/* lease.c: creates. Reactor except for pool_create */
+int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
+                const struct sg_sandbox_done *done, struct sg_error *err);
+int pool_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err);
+/* A READY slot goes to the first who waits, else to the end of the ready list. */
+void pool_offer(struct slot *s);
+void pool_withdraw(struct slot *s);
+void pool_fail_waiters(struct pool *p, const struct sg_error *err);
+
+/* slot.c. Reactor only */
+void slot_set_state(struct slot *s, enum sg_slot_state state);
+void slot_set_lease(struct slot *s, const char *lease_id);
+/* Asks for a sandbox in an empty slot. */
+void slot_want(struct slot *s);
+/* Ends the sandbox of the slot; done (may be NULL) when nothing of it runs. */
+void gen_release(struct gen *g, const struct sg_done *done);
+/* A READY or FAILED slot is rebuilt; others are left alone. */
+void slot_recycle(struct slot *s);
+/* The driver ends: so does the slot, as soon as it can. */
+void slot_close(struct slot *s);
+/* The spawner has died and everything it made with it. */
+void slot_orphaned(struct slot *s, const struct sg_error *why);
+void slot_retry(struct sg_timer *t);
+struct gen *gen_ref(struct gen *g);
+void gen_unref(struct gen *g);
+
+/* sandbox.c: what is asked of a leased sandbox. Any thread */
+void sandbox_terminate(struct sg_sandbox *sb, const struct sg_done *done);
+void sandbox_free(struct sg_sandbox *sb);
+int sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink,
+                 struct sg_exec **ret, struct sg_error *err);
+int sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
+                 struct sg_error *err);
+struct json_t *sandbox_metadata(struct sg_sandbox *sb);
+extern const struct sg_file_ops sandbox_files;
+
+/* admin.c */
+extern const struct sg_slot_ops pool_slot_ops;
+
+#endif

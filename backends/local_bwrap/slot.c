@@ -1,0 +1,592 @@
+/* The life of a slot: build, HELLO, death, release, rebuild. All on the reactor thread, but for the callbacks that say
+ * otherwise and only post. */
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <utlist.h>
+
+#include "backends/local_bwrap/pool_priv.h"
+#include "base/clock.h"
+
+/* A sandbox that lived so long before it died is no sign of a slot that cannot work. */
+#define PROVEN_MS 10000
+#define RETRY_FIRST_MS 100
+#define RETRY_MAX_MS 30000
+#define FAILURES_FAILED 4U
+
+/* How long the agent's client may take to notice that its agent has died. */
+#define MOURN_MS 1000
+
+static void slot_empty(struct slot *s);
+static void gen_end(struct gen *g);
+static void gen_destroyed(void *arg, const struct sg_error *err);
+static void build_next(struct local *l);
+
+/* ---- gen: memory ---- */
+
+struct gen *gen_ref(struct gen *g)
+{
+    atomic_fetch_add(&g->refs, 1);
+    return g;
+}
+
+void gen_unref(struct gen *g)
+{
+    if (atomic_fetch_sub(&g->refs, 1) > 1) {
+        return;
+    }
+    struct local *l = g->l;
+    sg_slot_built_finish(&g->built);
+    sg_error_clear(&g->why);
+    sg_error_clear(&g->agent_why);
+    (void)pthread_mutex_destroy(&g->lock);
+    free(g);
+    local_unref(l);
+}
+
+/* Posts t with a reference on g, which the task drops; without a driver the reference goes at once. */
+static void gen_post(struct gen *g, struct sg_task *t)
+{
+    if (!local_post(g->l, t)) {
+        gen_unref(g);
+    }
+}
+
+/* ---- what others see ---- */
+
+void slot_set_state(struct slot *s, enum sg_slot_state state)
+{
+    struct local *l = s->pool->l;
+    (void)pthread_mutex_lock(&l->lock);
+    s->state = state;
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+void slot_set_lease(struct slot *s, const char *lease_id)
+{
+    struct local *l = s->pool->l;
+    (void)pthread_mutex_lock(&l->lock);
+    (void)snprintf(s->lease_id, sizeof s->lease_id, "%s", lease_id);
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+static void set_born(struct slot *s, int64_t born_ms)
+{
+    struct local *l = s->pool->l;
+    (void)pthread_mutex_lock(&l->lock);
+    s->born_ms = born_ms;
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+static void set_gen(struct slot *s, struct gen *g)
+{
+    struct local *l = s->pool->l;
+    (void)pthread_mutex_lock(&l->lock);
+    s->gen = g;
+    s->generation += g != NULL;
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+static void set_flag(struct local *l, bool *flag, bool value)
+{
+    (void)pthread_mutex_lock(&l->lock);
+    *flag = value;
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+static void set_last_error(struct slot *s, const struct sg_error *err)
+{
+    struct local *l = s->pool->l;
+    (void)pthread_mutex_lock(&l->lock);
+    (void)snprintf(s->last_error, sizeof s->last_error, "%.255s", err->message);
+    (void)pthread_mutex_unlock(&l->lock);
+}
+
+/* ---- failures ---- */
+
+/* Tries again: the first time at once, then ever later, from the fourth failure in a row as FAILED. */
+static void retry_later(struct slot *s, enum sg_slot_state state)
+{
+    struct local *l = s->pool->l;
+    int64_t delay = 0;
+    for (unsigned i = 1; i < s->failures && delay < RETRY_MAX_MS; i++) {
+        delay = delay == 0 ? RETRY_FIRST_MS : 4 * delay;
+    }
+    delay = delay < RETRY_MAX_MS ? delay : RETRY_MAX_MS;
+    slot_set_state(s, s->failures >= FAILURES_FAILED || s->undead ? SG_SLOT_FAILED : state);
+    if (delay == 0 && !s->undead) {
+        slot_want(s);
+        return;
+    }
+    sg_timer_set(l->parts.reactor, &s->retry, sg_now_ms() + (s->undead ? RETRY_MAX_MS : delay));
+}
+
+void slot_retry(struct sg_timer *t)
+{
+    struct slot *s = SLOT_OF(t, retry);
+    if (s->undead) {
+        s->undead = false;
+        sg_spawner_destroy(s->pool->l->parts.spawner, s->number, gen_destroyed, gen_ref(s->gen));
+        return;
+    }
+    slot_want(s);
+}
+
+/* ---- build ---- */
+
+void slot_want(struct slot *s)
+{
+    struct local *l = s->pool->l;
+    sg_timer_cancel(l->parts.reactor, &s->retry);
+    if (l->closing || l->spawner_died || s->queued || s->gen != NULL) {
+        return;
+    }
+    s->queued = true;
+    DL_APPEND2(l->build_queue, s, bprev, bnext);
+    build_next(l);
+}
+
+/* The build of g is over, one way or the other. */
+static void build_over(struct gen *g)
+{
+    if (g->building) {
+        g->building = false;
+        g->l->building--;
+        build_next(g->l);
+    }
+}
+
+static void build_failed(struct slot *s, const struct sg_error *err)
+{
+    struct gen *g = s->gen;
+    s->failures++;
+    set_last_error(s, err);
+    if (s->state == SG_SLOT_FAILED) {
+        /* stays FAILED while it is tried again */
+    } else if (s->state != SG_SLOT_STARTING) {
+        slot_set_state(s, SG_SLOT_RESTARTING);
+    }
+    gen_end(g);
+}
+
+/* Any thread. */
+static void agent_closed(void *arg)
+{
+    struct gen *g = arg;
+    gen_post(g, &g->agent_closed_task); /* takes over the client's reference */
+}
+
+static void agent_closed_run(struct sg_task *t)
+{
+    struct gen *g = GEN_OF(t, agent_closed_task);
+    set_flag(g->l, &g->agent_closed, true);
+    slot_empty(g->slot);
+    gen_unref(g);
+}
+
+/* Any thread. */
+static void hold_gone(void *arg)
+{
+    struct gen *g = arg;
+    gen_post(g, &g->hold_gone_task); /* takes over the hold's reference */
+}
+
+static void hold_gone_run(struct sg_task *t)
+{
+    struct gen *g = GEN_OF(t, hold_gone_task);
+    set_flag(g->l, &g->hold_gone, true);
+    slot_empty(g->slot);
+    gen_unref(g);
+}
+
+static void gen_offer(struct gen *g)
+{
+    g->ready = true;
+    set_born(g->slot, sg_now_ms());
+    build_over(g);
+    pool_offer(g->slot);
+}
+
+/* May come before sg_agent_new() has returned. */
+static void agent_ready(void *arg, const struct sg_agent_facts *facts)
+{
+    struct gen *g = arg;
+    (void)facts;
+    g->hello = true;
+    if (!g->ending && g->agent != NULL) {
+        gen_offer(g);
+    }
+}
+
+static void lease_lost(struct gen *g, const struct sg_error *cause)
+{
+    struct sg_error why = {0};
+    sg_error_set(&why, SG_SANDBOX_LOST, "the sandbox died: %s", cause->message);
+    sg_error_reason(&why, cause->reason[0] != '\0' ? cause->reason : "agent_died");
+    (void)pthread_mutex_lock(&g->lock);
+    g->fate = GEN_LOST;
+    sg_error_copy(&g->why, &why);
+    (void)pthread_mutex_unlock(&g->lock);
+    slot_set_state(g->slot, SG_SLOT_LOST);
+    gen_ref(g);
+    gen_end(g);
+    if (g->sb.lost != NULL) {
+        g->sb.lost(g->sb.lost_arg, &g->sb, &why);
+    }
+    gen_unref(g);
+    sg_error_clear(&why);
+}
+
+/* The sandbox died on its own. */
+static void gen_died(struct gen *g, const struct sg_error *why)
+{
+    struct slot *s = g->slot;
+    if (g->ending) {
+        return;
+    }
+    if (!g->ready) {
+        build_failed(s, why);
+        return;
+    }
+    set_last_error(s, why);
+    if (g->leased) {
+        lease_lost(g, why);
+        return;
+    }
+    pool_withdraw(s);
+    s->failures = sg_now_ms() - s->born_ms >= PROVEN_MS ? 1 : s->failures + 1;
+    slot_set_state(s, SG_SLOT_RESTARTING);
+    gen_end(g);
+}
+
+static void agent_lost_run(struct sg_task *t)
+{
+    struct gen *g = GEN_OF(t, died_task);
+    struct sg_error why = {0};
+    (void)pthread_mutex_lock(&g->lock);
+    sg_error_copy(&why, &g->agent_why);
+    (void)pthread_mutex_unlock(&g->lock);
+    gen_died(g, &why);
+    sg_error_clear(&why);
+    gen_unref(g);
+}
+
+/* Any thread. */
+static void agent_lost(void *arg, const struct sg_error *why)
+{
+    struct gen *g = arg;
+    (void)pthread_mutex_lock(&g->lock);
+    sg_error_copy(&g->agent_why, why);
+    (void)pthread_mutex_unlock(&g->lock);
+    gen_post(gen_ref(g), &g->died_task);
+}
+
+/* The agent's client hears of it too, by the end of its connection, and then fails what is pending as lost; cut off
+ * from here it would fail it as ended. So it goes first. */
+static void process_died(struct sg_watch *w, uint32_t events)
+{
+    struct gen *g = GEN_OF(w, death);
+    (void)events;
+    sg_watch_del(g->l->parts.reactor, w);
+    sg_timer_set(g->l->parts.reactor, &g->mourn, sg_now_ms() + MOURN_MS);
+}
+
+static void mourn_over(struct sg_timer *t)
+{
+    struct gen *g = GEN_OF(t, mourn);
+    struct sg_error why = {0};
+    sg_error_set(&why, SG_SANDBOX_LOST, "the first process of the sandbox has ended");
+    sg_error_reason(&why, "agent_died");
+    gen_died(g, &why);
+    sg_error_clear(&why);
+}
+
+static int adopt_groups(struct slot *s, struct gen *g, struct sg_error *err)
+{
+    if (g->built.cgroup_fd < 0) {
+        return 0;
+    }
+    int fd = sg_steal_fd(&g->built.cgroup_fd);
+    if (s->cgroups != NULL) {
+        sg_close(fd); /* the same directory as before */
+        return 0;
+    }
+    return sg_cgroups_new(&s->cgroups, s->pool->l->parts.reactor, fd, g->built.agent_uid, err);
+}
+
+static int gen_open(struct gen *g, struct sg_slot_built *b, struct sg_error *err)
+{
+    struct local *l = g->l;
+    struct sg_agent_options o = {
+        .reactor = l->parts.reactor,
+        .workq = l->parts.workq,
+        .isolation = b->isolation == SG_ISOLATION_UID ? SG_AGENT_UID : SG_AGENT_DUMPABLE,
+        .ready = agent_ready,
+        .lost = agent_lost,
+        .closed = agent_closed,
+        .arg = g,
+    };
+    g->built = *b;
+    int agent_fd = sg_steal_fd(&g->built.agent_fd);
+    g->death = (struct sg_watch){.ready = process_died, .fd = g->built.pidfd};
+    if (adopt_groups(g->slot, g, err) < 0 || sg_watch_add(l->parts.reactor, &g->death, EPOLLIN, err) < 0) {
+        sg_close(agent_fd);
+        return -1;
+    }
+    struct sg_agent *agent = NULL;
+    set_flag(l, &g->agent_closed, false);
+    gen_ref(g);
+    if (sg_agent_new(agent_fd, &o, &agent, err) < 0) {
+        set_flag(l, &g->agent_closed, true);
+        gen_unref(g);
+        return -1;
+    }
+    (void)pthread_mutex_lock(&g->lock);
+    g->agent = agent;
+    (void)pthread_mutex_unlock(&g->lock);
+    if (g->hello) {
+        gen_offer(g);
+    }
+    return 0;
+}
+
+static void gen_built(void *arg, struct sg_slot_built *b, const struct sg_error *err)
+{
+    struct gen *g = arg;
+    struct sg_error own = {0};
+    g->spawning = false;
+    if (err == NULL && g->l->closing) {
+        sg_slot_built_finish(b);
+        err = &own;
+        sg_error_set(&own, SG_SHUTTING_DOWN, "the server is shutting down");
+    } else if (err == NULL && gen_open(g, b, &own) < 0) {
+        err = &own;
+    }
+    if (err != NULL) {
+        build_failed(g->slot, err);
+    }
+    sg_error_clear(&own);
+    gen_unref(g);
+}
+
+static struct gen *gen_new(struct slot *s)
+{
+    struct local *l = s->pool->l;
+    struct gen *g = sg_xcalloc(1, sizeof *g);
+    g->l = local_ref(l);
+    g->slot = s;
+    atomic_init(&g->refs, 1);
+    (void)pthread_mutex_init(&g->lock, NULL);
+    g->sb.driver = &l->base;
+    g->built = (struct sg_slot_built){.agent_fd = -1, .pidfd = -1, .cgroup_fd = -1, .limit_fds = {-1, -1, -1}};
+    g->died_task.run = agent_lost_run;
+    g->mourn.fire = mourn_over;
+    g->agent_closed_task.run = agent_closed_run;
+    g->hold_gone_task.run = hold_gone_run;
+    g->agent_closed = true; /* until there is one */
+    g->hold = sg_hold_new(hold_gone, gen_ref(g));
+    (void)snprintf(g->sb.id, sizeof g->sb.id, "%.40s.%llu", s->name, (unsigned long long)s->generation + 1);
+    return g;
+}
+
+static void build_one(struct slot *s)
+{
+    struct local *l = s->pool->l;
+    const struct sg_local_pool_config *c = &s->pool->cfg;
+    struct sg_slot_spec spec = {
+        .slot = s->number,
+        .rootfs = c->rootfs,
+        .disk_bytes = c->disk_max,
+        .disk_dir = c->disk == SG_DISK_DIR,
+        .memory_bytes = c->memory_max,
+        .pids = c->pids_max,
+        .cpu_milli = c->cpu_milli,
+        .deadline_ms = sg_now_ms() + SG_SPAWNER_BUILD_MS,
+    };
+    struct gen *g = gen_new(s);
+    g->spawning = true;
+    g->building = true;
+    set_gen(s, g);
+    if (s->state == SG_SLOT_EMPTY) {
+        slot_set_state(s, SG_SLOT_STARTING);
+    }
+    sg_spawner_build(l->parts.spawner, &spec, gen_built, gen_ref(g));
+}
+
+static void build_next(struct local *l)
+{
+    while (!l->closing && l->building < BUILDS_MAX && l->build_queue != NULL) {
+        struct slot *s = l->build_queue;
+        DL_DELETE2(l->build_queue, s, bprev, bnext);
+        s->queued = false;
+        l->building++;
+        build_one(s);
+    }
+}
+
+/* ---- end ---- */
+
+static void tell_endings(struct gen *g, const struct sg_error *err)
+{
+    struct ending *e = g->endings;
+    g->endings = NULL;
+    while (e != NULL) {
+        struct ending *next = e->next;
+        if (e->done.fn != NULL) {
+            e->done.fn(e->done.arg, err);
+        }
+        free(e);
+        e = next;
+    }
+}
+
+static void gen_destroyed(void *arg, const struct sg_error *err)
+{
+    struct gen *g = arg;
+    struct slot *s = g->slot;
+    if (err != NULL && !g->l->closing && !g->l->spawner_died) {
+        set_last_error(s, err);
+        s->undead = true;
+        tell_endings(g, err);
+        retry_later(s, SG_SLOT_FAILED);
+        gen_unref(g);
+        return;
+    }
+    g->destroyed = true;
+    if (s->state == SG_SLOT_RELEASING) {
+        slot_set_state(s, SG_SLOT_RESETTING);
+    }
+    tell_endings(g, err);
+    slot_empty(s);
+    gen_unref(g);
+}
+
+/* Cuts the sandbox off and has it killed; what comes then is gen_destroyed. */
+static void gen_end(struct gen *g)
+{
+    struct local *l = g->l;
+    if (g->ending) {
+        return;
+    }
+    g->ending = true;
+    build_over(g);
+    sg_watch_del(l->parts.reactor, &g->death);
+    sg_timer_cancel(l->parts.reactor, &g->mourn);
+    set_born(g->slot, 0);
+    (void)pthread_mutex_lock(&g->lock);
+    struct sg_agent *agent = sg_steal(&g->agent);
+    struct sg_hold *hold = sg_steal(&g->hold);
+    g->fate = g->fate == GEN_ALIVE ? GEN_RELEASED : g->fate;
+    (void)pthread_mutex_unlock(&g->lock);
+    if (agent != NULL) {
+        sg_agent_close(agent);
+        sg_agent_unref(agent);
+    }
+    sg_hold_unref(hold);
+    sg_spawner_destroy(l->parts.spawner, g->slot->number, gen_destroyed, gen_ref(g));
+}
+
+/* Nothing runs and nothing is open any more: the slot is empty and can have its next sandbox. A lost one waits for
+ * its lease to let go. */
+static void slot_empty(struct slot *s)
+{
+    struct gen *g = s->gen;
+    struct local *l = s->pool->l;
+    if (g == NULL || !g->destroyed || !g->agent_closed || !g->hold_gone || g->leased) {
+        return;
+    }
+    set_gen(s, NULL);
+    gen_unref(g);
+    if (l->closing || l->spawner_died) {
+        slot_set_state(s, l->closing ? SG_SLOT_DEAD : SG_SLOT_FAILED);
+        local_maybe_closed(l);
+        return;
+    }
+    if (s->failures > 0) {
+        retry_later(s, s->state);
+        return;
+    }
+    slot_want(s);
+}
+
+void gen_release(struct gen *g, const struct sg_done *done)
+{
+    struct slot *s = g->slot;
+    if (done != NULL && g->destroyed) {
+        if (done->fn != NULL) {
+            done->fn(done->arg, NULL);
+        }
+    } else if (done != NULL) {
+        struct ending *e = sg_xcalloc(1, sizeof *e);
+        e->done = *done;
+        e->next = g->endings;
+        g->endings = e;
+    }
+    if (!g->leased) {
+        return;
+    }
+    g->leased = false;
+    slot_set_lease(s, "");
+    if (s->state != SG_SLOT_FAILED) {
+        slot_set_state(s, g->destroyed ? SG_SLOT_RESETTING : SG_SLOT_RELEASING);
+    }
+    if (!g->ending) {
+        gen_end(g);
+    } else {
+        slot_empty(s);
+    }
+}
+
+void slot_recycle(struct slot *s)
+{
+    if (s->state == SG_SLOT_READY) {
+        pool_withdraw(s);
+        s->failures = 0;
+        slot_set_state(s, SG_SLOT_RESTARTING);
+        gen_end(s->gen);
+    } else if (s->state == SG_SLOT_FAILED && s->retry.slot != 0) {
+        sg_timer_cancel(s->pool->l->parts.reactor, &s->retry);
+        slot_retry(&s->retry);
+    }
+}
+
+void slot_close(struct slot *s)
+{
+    struct gen *g = s->gen;
+    struct local *l = s->pool->l;
+    sg_timer_cancel(l->parts.reactor, &s->retry);
+    if (s->queued) {
+        DL_DELETE2(l->build_queue, s, bprev, bnext);
+        s->queued = false;
+    }
+    if (s->state == SG_SLOT_READY) {
+        pool_withdraw(s);
+    }
+    slot_set_state(s, g == NULL ? SG_SLOT_DEAD : SG_SLOT_RELEASING);
+    if (g == NULL || g->spawning) {
+        return; /* gen_built() ends what is still being made */
+    }
+    if (s->undead) {
+        s->undead = false;
+        g->destroyed = true; /* as far as it can be */
+    }
+    g->leased = false;
+    gen_end(g);
+    slot_empty(s);
+}
+
+void slot_orphaned(struct slot *s, const struct sg_error *why)
+{
+    struct gen *g = s->gen;
+    sg_timer_cancel(s->pool->l->parts.reactor, &s->retry);
+    set_last_error(s, why);
+    if (g == NULL) {
+        slot_set_state(s, SG_SLOT_FAILED);
+        return;
+    }
+    if (s->undead) {
+        s->undead = false;
+        g->destroyed = true;
+    }
+    gen_died(g, why);
+    slot_empty(s);
+}
