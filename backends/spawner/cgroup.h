@@ -5,7 +5,8 @@
  * sg_cgroup_dir(), or by writing "0" to sg_cgroup_procs(); the latter is cheap when it happens all the time, but after some
  * 10 ms of quiet it waits for an RCU grace period (measured: 12 to 24 ms), the former never does.
  *
- * All functions: reactor thread of `r` only; none blocks. A group that has become empty is heard of through its cgroup.events, never
+ * sg_cgroups_acquire(), sg_cgroup_release(), sg_cgroup_kill() and sg_cgroup_procs(): any thread, because commands are
+ * started on any thread. The others: reactor thread of `r` only. None blocks. A group that has become empty is heard of through its cgroup.events, never
  * by asking in a loop.
  */
 #ifndef SG_CGROUP_H
