@@ -1,0 +1,244 @@
+/* Everything that is decided from a request's head, before its body: framing, limits, route, caller, body rules. */
+#include <stdio.h>
+#include <strings.h>
+
+#include "base/id.h"
+#include "http/auth.h"
+#include "http/request_priv.h"
+
+/* ---- taking the head over from the parser ---- */
+
+struct take {
+    struct sg_request *r;
+    struct sg_header list[SG_HEADERS_MAX + 1];
+    size_t n;
+    const char *next_at; /* where the next header line must begin in the parser's buffer */
+    bool odd;
+};
+
+/* Parsers before 1.0 hand out C strings that point into the very bytes received, line after line. So what they let
+ * through without telling (a NUL inside a line, a bare LF at its end, a folded line) shows as a gap between
+ * one line's end and the next one's beginning that is not exactly CR LF. */
+static const char *after_line(const char *end)
+{
+    return end + 2;
+}
+
+static enum MHD_Result take_header(void *arg, enum MHD_ValueKind kind, const char *name, size_t name_len,
+                                   const char *value, size_t value_len)
+{
+    struct take *t = arg;
+    (void)kind;
+    if (t->n == SG_COUNT_OF(t->list))
+        return MHD_NO;
+    if (!value) {
+        value = "";
+        value_len = 0;
+    }
+#if MHD_VERSION < 0x01000000
+    if (name != t->next_at)
+        t->odd = true;
+    t->next_at = after_line(value + value_len);
+#endif
+    while (value_len > 0 && (value[value_len - 1] == ' ' || value[value_len - 1] == '\t'))
+        value_len--;
+    t->list[t->n++] = (struct sg_header){sg_req_copy(t->r, name, name_len), sg_req_copy(t->r, value, value_len)};
+    if (strlen(t->list[t->n - 1].value) != value_len)
+        t->odd = true;
+    return MHD_YES;
+}
+
+static int take_head(struct sg_request *r, struct MHD_Connection *mhd, const char *method, const char *version,
+                     struct sg_error *err)
+{
+    struct take t = {.r = r};
+    r->method = sg_req_copy(r, method, strlen(method));
+    r->version = sg_streq(version, "HTTP/1.1") ? "HTTP/1.1" : sg_req_copy(r, version, strlen(version));
+#if MHD_VERSION < 0x01000000
+    t.odd = r->target_at && version != r->target_at + r->target_len + 1;
+    t.next_at = after_line(version + strlen(version));
+#endif
+    MHD_get_connection_values_n(mhd, MHD_HEADER_KIND, take_header, &t);
+    r->headers = sg_req_alloc(r, (t.n + 1) * sizeof *r->headers);
+    memcpy(r->headers, t.list, t.n * sizeof *r->headers);
+    r->n_headers = t.n;
+    r->target_at = NULL;
+    return t.odd ? sg_error_set(err, SG_INVALID_REQUEST, "malformed line in the request head") : 0;
+}
+
+/* ---- identity of the request ---- */
+
+static bool id_ok(const char *s)
+{
+    size_t len = strspn(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
+    return len > 0 && len <= 128 && s[len] == '\0';
+}
+
+/* version "-" trace id "-" parent id "-" flags; neither id all zero. */
+static bool traceparent_ok(const char *s)
+{
+    static const char hex[] = "0123456789abcdef";
+    static const size_t parts[] = {2, 32, 16, 2};
+    for (size_t i = 0; i < SG_COUNT_OF(parts); i++) {
+        if (strspn(s, hex) != parts[i] || (parts[i] > 2 && strspn(s, "0") >= parts[i]))
+            return false;
+        if (i == 0 && memcmp(s, "ff", 2) == 0)
+            return false;
+        s += parts[i];
+        if (*s != (i + 1 < SG_COUNT_OF(parts) ? '-' : '\0'))
+            return false;
+        s++;
+    }
+    return true;
+}
+
+static void take_ids(struct sg_request *r)
+{
+    const char *id = sg_req_header(r, "X-Request-Id");
+    if (!id || !id_ok(id)) {
+        char *made = sg_req_alloc(r, SG_ID_MAX);
+        sg_id_new("req", made);
+        id = made;
+    }
+    r->id = id;
+    const char *trace = sg_req_header(r, "traceparent");
+    r->traceparent = trace && traceparent_ok(trace) ? trace : NULL;
+}
+
+/* ---- who ---- */
+
+static int find_token(struct sg_request *r, const char **ret, struct sg_error *err)
+{
+    const char *bearer = sg_req_header(r, "Authorization");
+    const char *key = sg_req_header(r, "X-API-Key");
+    *ret = key;
+    if (!bearer)
+        return 0;
+    if (key)
+        return sg_error_field(err, SG_INVALID_REQUEST, "Authorization", "both Authorization and X-API-Key");
+    if (strncasecmp(bearer, "Bearer ", 7) != 0)
+        return sg_error_set(err, SG_UNAUTHORIZED, "the Authorization scheme must be Bearer");
+    for (bearer += 7; *bearer == ' ';)
+        bearer++;
+    *ret = bearer;
+    return 0;
+}
+
+int sg_admit_authenticate(struct sg_request *r, struct sg_error *err)
+{
+    const char *token = NULL;
+    if (find_token(r, &token, err) < 0)
+        return -1;
+    if (!r->http->cfg.auth)
+        return 0;
+    return r->http->cfg.auth(r->http->cfg.app, token, token ? strlen(token) : 0, &r->principal, err);
+}
+
+static int authenticate(struct sg_request *r, struct sg_error *err)
+{
+    enum sg_auth_need need = r->match.route->auth;
+    if (need == SG_AUTH_NONE)
+        return 0;
+    if (sg_admit_authenticate(r, err) < 0)
+        return -1;
+    if (need == SG_AUTH_ADMIN && r->principal && r->principal->role != SG_ROLE_ADMIN)
+        return sg_error_set(err, SG_FORBIDDEN, "only an administrator may do this");
+    return 0;
+}
+
+/* ---- limits, route, body rules ---- */
+
+static int check_load(struct sg_request *r, struct sg_error *err)
+{
+    struct sg_http *h = r->http;
+    r->counted = true;
+    bool full = atomic_fetch_add(&h->requests, 1) >= h->cfg.max_requests;
+    if (r->match.route && r->match.route->always)
+        return 0;
+    if (atomic_load(&h->draining)) {
+        sg_error_set(err, SG_SHUTTING_DOWN, "the server is shutting down");
+        return sg_error_retry_after(err, 1);
+    }
+    if (!full)
+        return 0;
+    sg_error_set(err, SG_OVERLOADED, "too many requests are being worked on");
+    return sg_error_retry_after(err, 1);
+}
+
+static int find_route(struct sg_request *r, char *allow, size_t allow_size, struct sg_error *err)
+{
+    struct sg_http *h = r->http;
+    const char *host = h->host_router ? sg_req_header(r, "Host") : NULL;
+    bool by_host = host && h->cfg.host_match(h->cfg.app, host);
+    if (!by_host && sg_streq(r->target, "*")) {
+        snprintf(allow, allow_size, "GET, HEAD, POST, PUT, DELETE, OPTIONS");
+        return 0;
+    }
+    return sg_router_find(by_host ? h->host_router : h->router, r->method, r->target, r->path_len, &r->match,
+                          allow, allow_size, err);
+}
+
+static bool is_json_type(const char *type)
+{
+    size_t n = strlen("application/json");
+    if (!type || strncasecmp(type, "application/json", n) != 0)
+        return false;
+    return type[n] == '\0' || type[n] == ';' || type[n] == ' ';
+}
+
+uint64_t sg_admit_max_body(const struct sg_request *r)
+{
+    const struct sg_route *route = r->match.route;
+    if (route->max_body)
+        return route->max_body;
+    switch (route->body) {
+    case SG_BODY_STREAM:
+        return UINT64_MAX;
+    case SG_BODY_NONE:
+        return SG_DRAIN_MAX;
+    default:
+        return r->http->cfg.max_body;
+    }
+}
+
+static int check_body(struct sg_request *r, struct sg_error *err)
+{
+    const struct sg_route *route = r->match.route;
+    bool json = route->body == SG_BODY_JSON || route->body == SG_BODY_JSON_OPTIONAL;
+    uint64_t max = sg_admit_max_body(r);
+    if (route->body == SG_BODY_JSON && !sg_req_has_body(r))
+        return sg_error_set(err, SG_INVALID_REQUEST, "a JSON body is required");
+    if (json && sg_req_has_body(r) && !is_json_type(sg_req_header(r, "Content-Type")))
+        return sg_error_field(err, SG_UNSUPPORTED_MEDIA_TYPE, "Content-Type",
+                              "the body must be application/json");
+    if (r->framing.length > max)
+        return sg_error_set(err, SG_PAYLOAD_TOO_LARGE, "the body is larger than %llu bytes",
+                            (unsigned long long)max);
+    return 0;
+}
+
+int sg_admit(struct sg_request *r, struct MHD_Connection *mhd, const char *method, const char *version,
+             char *allow, size_t allow_size, struct sg_error *err)
+{
+    allow[0] = '\0';
+    int sound = take_head(r, mhd, method, version, err);
+    struct sg_head head = {r->method, r->version, r->target, r->headers, r->n_headers};
+    take_ids(r);
+    r->close = true; /* until nothing is wrong with the framing */
+    if (sound < 0 || sg_preflight_head(&head, &r->framing, err) < 0)
+        return -1;
+    if (sg_preflight_target(r->method, r->target, &r->path_len, err) < 0)
+        return -1;
+    if (r->conn->over_limit) {
+        sg_error_set(err, SG_OVERLOADED, "too many connections");
+        return sg_error_retry_after(err, 1);
+    }
+    r->close = false;
+    if (find_route(r, allow, allow_size, err) < 0 || check_load(r, err) < 0)
+        return -1;
+    if (!r->match.route)
+        return 0;
+    if (authenticate(r, err) < 0 || sg_req_decode(r, err) < 0)
+        return -1;
+    return check_body(r, err);
+}

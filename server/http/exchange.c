@@ -1,0 +1,285 @@
+/* One request from head to completion: what to do at each call of the parser library.
+ *
+ * The library calls once for the head, then per block of body, then once with everything here; after a suspension it
+ * calls again in the state it left. So the state is ours, never guessed from the arguments. An answer given at the
+ * first call closes the connection: only refused bodies, and heads with doubtful framing, are answered there.
+ */
+#include "http/auth.h"
+#include "http/request_priv.h"
+
+static void refuse_stopping(struct sg_request *r)
+{
+    struct sg_error err = {0};
+    sg_error_set(&err, SG_SHUTTING_DOWN, "the server is shutting down");
+    sg_error_retry_after(&err, 1);
+    r->close = true;
+    sg_answer_refuse(r, &err, NULL);
+}
+
+static void dispatch(struct sg_request *r)
+{
+    r->dispatched = true;
+    sg_req_ref(r);
+    r->match.route->handle(r, r->http->cfg.app);
+    sg_req_unref(r);
+}
+
+/* ---- head ---- */
+
+/* Answered before the body was read. */
+static enum MHD_Result answer_early(struct sg_request *r, struct MHD_Connection *mhd)
+{
+    bool small = !r->framing.expect_continue && !r->framing.chunked && r->framing.length <= SG_DRAIN_MAX;
+    if (r->close || (sg_req_has_body(r) && !small)) {
+        r->close = true;
+        r->conn->linger = true;
+        return sg_answer_queue(r, mhd);
+    }
+    r->discard = true;
+    r->state = SG_REQ_BODY;
+    return MHD_YES;
+}
+
+/* A STREAM handler has run and may still be thinking about whether it wants the body. */
+static enum MHD_Result await_verdict(struct sg_request *r, struct MHD_Connection *mhd)
+{
+    for (;;) {
+        pthread_mutex_lock(&r->lock);
+        bool answered = r->answered;
+        bool wanted = r->upload_open;
+        pthread_mutex_unlock(&r->lock);
+        if (answered && !(wanted && r->answer.kind == SG_ANSWER_PIPE))
+            return answer_early(r, mhd);
+        if (wanted) {
+            r->state = SG_REQ_BODY;
+            sg_conn_deadline(r->conn, r->http->cfg.body_ms);
+            return MHD_YES;
+        }
+        int s = sg_req_suspend(r, r->framing.expect_continue ? 0 : SIZE_MAX);
+        if (s > 0)
+            return MHD_YES;
+        if (s < 0)
+            refuse_stopping(r);
+    }
+}
+
+static void answer_options(struct sg_request *r, const char *allow)
+{
+    sg_respond_header(r, "Allow", allow);
+    sg_respond_empty(r, 204);
+}
+
+static enum MHD_Result on_head(struct sg_request *r, struct MHD_Connection *mhd, const char *method,
+                               const char *version)
+{
+    struct sg_error err = {0};
+    char allow[160];
+    if (r->dispatched)
+        return await_verdict(r, mhd);
+    if (sg_admit(r, mhd, method, version, allow, sizeof allow, &err) < 0) {
+        sg_answer_refuse(r, &err, allow);
+        return answer_early(r, mhd);
+    }
+    if (!r->match.route) {
+        answer_options(r, allow);
+        return answer_early(r, mhd);
+    }
+    sg_conn_deadline(r->conn, sg_req_has_body(r) ? r->http->cfg.body_ms : 0);
+    if (r->match.route->body == SG_BODY_STREAM && sg_req_has_body(r)) {
+        r->body_pending = true;
+        sg_conn_deadline(r->conn, 0);
+        dispatch(r);
+        return await_verdict(r, mhd);
+    }
+    r->discard = r->match.route->body == SG_BODY_NONE;
+    sg_buf_init(&r->body, (size_t)sg_admit_max_body(r));
+    r->state = SG_REQ_BODY;
+    return MHD_YES;
+}
+
+/* ---- body ---- */
+
+/* Throws a block away. No answer can be queued before the end of the body: a client that has much more to
+ * send gets its answer past the library, and no further attention. */
+static enum MHD_Result drop_block(struct sg_request *r, size_t *size)
+{
+    sg_upload_moved(r, *size);
+    r->drained += *size;
+    *size = 0;
+    bool much = r->framing.chunked ? r->drained > SG_DRAIN_MAX
+                                   : r->framing.length - r->bytes_in > SG_DRAIN_MAX;
+    if (!much)
+        return MHD_YES;
+    if (!sg_req_answered(r)) {
+        struct sg_error err = {0};
+        sg_error_set(&err, SG_PAYLOAD_TOO_LARGE, "the body is too large");
+        sg_answer_refuse(r, &err, NULL);
+    }
+    if (r->answer.kind != SG_ANSWER_BYTES)
+        return MHD_YES;
+    sg_answer_raw(r);
+    return MHD_NO;
+}
+
+static enum MHD_Result buffer_block(struct sg_request *r, const char *data, size_t *size)
+{
+    struct sg_error err = {0};
+    if (sg_buf_add(&r->body, data, *size) == 0) {
+        r->bytes_in += *size;
+        *size = 0;
+        return MHD_YES;
+    }
+    sg_error_set(&err, SG_PAYLOAD_TOO_LARGE, "the body is larger than %zu bytes", r->body.cap);
+    sg_answer_refuse(r, &err, NULL);
+    r->discard = true;
+    return drop_block(r, size);
+}
+
+static enum MHD_Result on_body(struct sg_request *r, const char *data, size_t *size)
+{
+    pthread_mutex_lock(&r->lock);
+    bool suspended = r->suspended; /* the library walks on through chunks it has, suspended or not */
+    bool over = r->hung_up || r->aborted;
+    bool answered = r->answered;
+    pthread_mutex_unlock(&r->lock);
+    if (suspended)
+        return MHD_YES;
+    if (over) {
+        r->cut = true;
+        return MHD_NO;
+    }
+    if (answered && r->answer.kind != SG_ANSWER_PIPE)
+        r->discard = true;
+    if (r->discard)
+        return drop_block(r, size);
+    if (r->match.route->body == SG_BODY_STREAM)
+        return sg_upload_block(r, data, size);
+    return buffer_block(r, data, size);
+}
+
+/* ---- all here ---- */
+
+static void end_of_body(struct sg_request *r)
+{
+    r->state = SG_REQ_FULL;
+    r->body_ended = true;
+    sg_conn_deadline(r->conn, 0);
+    if (r->match.route && r->match.route->body == SG_BODY_STREAM)
+        sg_upload_end(r);
+    if (r->match.route && r->match.route->body == SG_BODY_JSON && r->body.len == 0 && !sg_req_answered(r)) {
+        struct sg_error err = {0};
+        sg_error_set(&err, SG_INVALID_REQUEST, "a JSON body is required");
+        sg_answer_refuse(r, &err, NULL);
+    }
+}
+
+static enum MHD_Result on_full(struct sg_request *r, struct MHD_Connection *mhd)
+{
+    if (!r->body_ended)
+        end_of_body(r);
+    if (!r->dispatched && !sg_req_answered(r))
+        dispatch(r);
+    while (!sg_req_answered(r)) {
+        int s = sg_req_suspend(r, 0);
+        if (s > 0)
+            return MHD_YES;
+        if (s < 0)
+            refuse_stopping(r);
+    }
+    return sg_answer_queue(r, mhd);
+}
+
+enum MHD_Result sg_exchange(struct sg_request *r, struct MHD_Connection *mhd, const char *method,
+                            const char *version, const char *data, size_t *size)
+{
+    switch (r->state) {
+    case SG_REQ_HEAD:
+        return on_head(r, mhd, method, version);
+    case SG_REQ_BODY:
+        return *size > 0 ? on_body(r, data, size) : on_full(r, mhd);
+    case SG_REQ_FULL:
+        return on_full(r, mhd);
+    case SG_REQ_QUEUED:
+        break;
+    }
+    return MHD_YES;
+}
+
+/* ---- over ---- */
+
+static void report(struct sg_request *r, bool complete)
+{
+    struct sg_http *h = r->http;
+    if (!h->cfg.done)
+        return;
+    if (complete && r->answer.kind == SG_ANSWER_BYTES)
+        r->bytes_out = r->answer.len;
+    if (complete && r->answer.kind == SG_ANSWER_FD)
+        r->bytes_out = r->answer.fd_len;
+    struct sg_http_event e = {
+        .request = r,
+        .method = r->method,
+        .target = r->target,
+        .operation_id = r->match.route ? r->match.route->operation_id : NULL,
+        .request_id = r->id,
+        .traceparent = r->traceparent,
+        .peer = r->conn->peer,
+        .note = r->note,
+        .principal = r->principal,
+        .status = r->sent_status,
+        .complete = complete,
+        .bytes_in = r->bytes_in,
+        .bytes_out = r->bytes_out,
+        .duration_us = sg_now_us() - r->started_us,
+    };
+    h->cfg.done(h->cfg.app, &e);
+}
+
+static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
+{
+    struct sg_http *h = r->http;
+    pthread_mutex_lock(&r->lock);
+    r->mhd = NULL;
+    r->suspended = false;
+    bool answered = r->answered;
+    r->answered = true; /* a late one is thrown away */
+    pthread_mutex_unlock(&r->lock);
+    sg_conn_unwait(r->conn, r);
+    sg_http_async_remove(h, r);
+
+    bool complete = how == MHD_REQUEST_TERMINATED_COMPLETED_OK && !r->cut && r->sent_status != 0;
+    if (!complete)
+        sg_req_fire(r, atomic_load(&h->stopping) ? SG_CANCEL_SHUTDOWN : SG_CANCEL_HANGUP);
+    if (!r->body_ended)
+        sg_upload_abort(r);
+    if (answered && r->answer.pipe) {
+        sg_pipe_set_reader(r->answer.pipe, NULL);
+        sg_pipe_stop(r->answer.pipe);
+    }
+    if (answered && r->answer.kind == SG_ANSWER_UPGRADE && !atomic_load(&r->upgraded))
+        r->answer.taken(r->answer.taken_arg, NULL, -1, NULL, 0);
+    report(r, complete);
+    if (r->counted)
+        atomic_fetch_sub(&h->requests, 1);
+    sg_http_went_down(h);
+    sg_req_put(r);
+}
+
+static void finish_task(struct sg_task *t)
+{
+    struct sg_request *r = sg_container_of(t, struct sg_request, task);
+    finish(r, r->how);
+}
+
+void sg_exchange_completed(struct sg_request *r, enum MHD_RequestTerminationCode how)
+{
+    sg_conn_deadline(r->conn, r->http->cfg.idle_ms);
+    if (atomic_load(&r->upgraded)) {
+        /* The library holds a lock of its own here that ranks above ours: only leave a note. */
+        r->how = how;
+        r->task.run = finish_task;
+        sg_reactor_post(r->http->cfg.reactor, &r->task);
+        return;
+    }
+    finish(r, how);
+}

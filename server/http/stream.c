@@ -1,0 +1,123 @@
+/* Answers that come out of a pipe: pulled by the parser library, suspended while there is nothing to pull. */
+#include <errno.h>
+#include <unistd.h>
+
+#include "http/request_priv.h"
+
+static void pipe_wake(void *arg)
+{
+    struct sg_request *r = arg;
+    pthread_mutex_lock(&r->lock);
+    sg_req_wake_locked(r);
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void waker_ref(void *arg)
+{
+    sg_req_get(arg);
+}
+
+static void waker_unref(void *arg)
+{
+    sg_req_put(arg);
+}
+
+static bool gone(struct sg_request *r)
+{
+    pthread_mutex_lock(&r->lock);
+    bool is = r->hung_up || r->aborted;
+    pthread_mutex_unlock(&r->lock);
+    return is;
+}
+
+static bool suspended(struct sg_request *r)
+{
+    pthread_mutex_lock(&r->lock);
+    bool is = r->suspended;
+    pthread_mutex_unlock(&r->lock);
+    return is;
+}
+
+static ssize_t cut(struct sg_request *r)
+{
+    r->cut = true;
+    return MHD_CONTENT_READER_END_WITH_ERROR;
+}
+
+/* Runs with the library's lock on the response held: bytes are copied, nothing else. */
+static ssize_t read_pipe(void *arg, uint64_t pos, char *buf, size_t max)
+{
+    struct sg_request *r = arg;
+    (void)pos;
+    if (suspended(r))
+        return 0;
+    for (;;) {
+        if (gone(r))
+            return cut(r);
+        ssize_t n = sg_pipe_read(r->answer.pipe, buf, max);
+        if (n > 0) {
+            r->bytes_out += (uint64_t)n;
+            return n;
+        }
+        if (n == 0 && (r->answer.content_length < 0 || r->bytes_out == (uint64_t)r->answer.content_length))
+            return MHD_CONTENT_READER_END_OF_STREAM;
+        if (n != -EAGAIN)
+            return cut(r);
+        int s = sg_req_suspend(r, 0);
+        if (s > 0)
+            return 0;
+        if (s < 0)
+            return cut(r);
+    }
+}
+
+static void release(void *arg)
+{
+    sg_req_put(arg);
+}
+
+struct MHD_Response *sg_stream_response(struct sg_request *r)
+{
+    uint64_t size = r->answer.content_length < 0 ? MHD_SIZE_UNKNOWN : (uint64_t)r->answer.content_length;
+    size_t block = r->http->cfg.connection_memory / 2;
+    struct MHD_Response *resp = MHD_create_response_from_callback(size, block, read_pipe, sg_req_get(r), release);
+    if (!resp) {
+        sg_req_put(r);
+        return NULL;
+    }
+    struct sg_waker w = {.wake = pipe_wake, .ref = waker_ref, .unref = waker_unref, .arg = r};
+    sg_pipe_set_reader(r->answer.pipe, &w);
+    return resp;
+}
+
+/* ---- files whose closing somebody waits for ---- */
+
+static ssize_t read_file(void *arg, uint64_t pos, char *buf, size_t max)
+{
+    struct sg_request *r = arg;
+    ssize_t n;
+    do {
+        n = pread(r->answer.fd, buf, max, (off_t)(r->answer.offset + pos));
+    } while (n < 0 && errno == EINTR);
+    return n > 0 ? n : cut(r); /* 0: the file got shorter */
+}
+
+static void release_file(void *arg)
+{
+    struct sg_request *r = arg;
+    r->answer.fd = sg_close(r->answer.fd);
+    r->answer.hold = sg_hold_unref(r->answer.hold);
+    sg_req_put(r);
+}
+
+struct MHD_Response *sg_file_response(struct sg_request *r)
+{
+    size_t block = r->http->cfg.connection_memory;
+    if (r->answer.fd_len == 0)
+        return MHD_create_response_from_buffer(0, (void *)(uintptr_t) "", MHD_RESPMEM_PERSISTENT);
+    struct MHD_Response *resp =
+        MHD_create_response_from_callback(r->answer.fd_len, block, read_file, sg_req_get(r), release_file);
+    if (!resp)
+        sg_req_put(r);
+    return resp;
+}
