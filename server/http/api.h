@@ -88,6 +88,7 @@ void sg_route_audit(struct sg_request *r, void *app);
 void sg_route_health(struct sg_request *r, void *app);
 void sg_route_ready(struct sg_request *r, void *app);
 void sg_route_metrics(struct sg_request *r, void *app);
+void sg_route_metrics_open(struct sg_request *r, void *app);
 void sg_route_version(struct sg_request *r, void *app);
 void sg_route_openapi_yaml(struct sg_request *r, void *app);
 void sg_route_openapi_json(struct sg_request *r, void *app);

@@ -404,6 +404,11 @@ static void cancel_one(struct sg_request *r)
     sg_req_fire(r, SG_CANCEL_SHUTDOWN);
 }
 
+bool sg_http_wait_idle(struct sg_http *h, int64_t ms)
+{
+    return wait_for_requests(h, ms);
+}
+
 /* Whatever it waits for, it gets moving now and cannot be suspended again. */
 static void abort_one(struct sg_request *r)
 {

@@ -62,6 +62,9 @@ uint16_t sg_http_port(const struct sg_http *h);
 unsigned sg_http_requests(const struct sg_http *h);
 unsigned sg_http_connections(const struct sg_http *h);
 
+/* Waits until no request is being worked on, at most ms; the server goes on as it is. False: it took longer. Not on a daemon
+ * or reactor thread. */
+bool sg_http_wait_idle(struct sg_http *h, int64_t ms);
 /* Closes the listen socket; kept-alive connections get 503 and are closed; running requests go on. Idempotent. */
 void sg_http_drain(struct sg_http *h);
 /* Drains, waits until grace_ms for running requests, then fires SG_CANCEL_SHUTDOWN on the rest, waits up to cancel_ms

@@ -164,21 +164,12 @@ void sg_route_ready(struct sg_request *r, void *app)
         sg_respond_json(r, 200, json_pack("{s:s}", "status", "ready"));
 }
 
-void sg_route_metrics(struct sg_request *r, void *app)
+void sg_route_metrics_open(struct sg_request *r, void *app)
 {
     struct sg_api *api = app;
     struct sg_error err = {0};
     struct sg_buf text;
 
-    if (!api->metrics_public && sg_req_authenticate(r, &err) < 0) {
-        sg_api_fail(r, &err);
-        return;
-    }
-    if (!api->metrics_public && sg_req_principal(r)->role != SG_ROLE_ADMIN) {
-        sg_error_set(&err, SG_FORBIDDEN, "metrics cover all tenants: an administrator's token is needed");
-        sg_api_fail(r, &err);
-        return;
-    }
     sg_buf_init(&text, 4U << 20);
     if (sg_metrics_write(api->metrics, api->service, &text) < 0) {
         sg_error_set(&err, SG_INTERNAL, "the metrics are larger than %u bytes", 4U << 20);
@@ -187,6 +178,26 @@ void sg_route_metrics(struct sg_request *r, void *app)
         sg_respond_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", text.data, text.len);
     }
     sg_buf_finish(&text);
+}
+
+/* They cover all tenants, so only an administrator sees them unless the configuration opens them. */
+void sg_route_metrics(struct sg_request *r, void *app)
+{
+    struct sg_api *api = app;
+    struct sg_error err = {0};
+
+    if (!api->metrics_public) {
+        if (sg_req_authenticate(r, &err) < 0) {
+            sg_api_fail(r, &err);
+            return;
+        }
+        if (sg_req_principal(r)->role != SG_ROLE_ADMIN) {
+            sg_error_set(&err, SG_FORBIDDEN, "metrics cover all tenants: an administrator's token is needed");
+            sg_api_fail(r, &err);
+            return;
+        }
+    }
+    sg_route_metrics_open(r, app);
 }
 
 void sg_route_version(struct sg_request *r, void *app)

@@ -69,7 +69,7 @@ static int start_threads(struct sg_store *s, struct sg_error *err)
 
 static int open_parts(struct sg_store *s, const struct sg_store_config *cfg, struct sg_error *err)
 {
-    if (find_dir(s, cfg->state_dir, err) < 0 || sg_state_lock(s->dir, &s->lock_fd, err) < 0 ||
+    if (find_dir(s, cfg->state_dir, err) < 0 || (s->lock_fd < 0 && sg_state_lock(s->dir, &s->lock_fd, err) < 0) ||
         load_keys(s, cfg, err) < 0) {
         return -1;
     }
@@ -89,7 +89,7 @@ int sg_store_open(const struct sg_store_config *cfg, struct sg_store **ret, stru
 {
     struct sg_store *s = sg_xcalloc(1, sizeof *s);
     init_locks(s);
-    s->lock_fd = -1;
+    s->lock_fd = cfg->lock_fd > 0 ? cfg->lock_fd : -1;
     s->head_fd = -1;
     s->log = cfg->log;
     s->retention_ms = cfg->retention_ms > 0 ? cfg->retention_ms : RETENTION_DEFAULT_MS;

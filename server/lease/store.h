@@ -23,6 +23,7 @@ struct sg_store_op;
 
 struct sg_store_config {
     const char *state_dir;         /* made (0700) when absent */
+    int lock_fd;                   /* of sg_state_lock(), the store's from here on; <= 0: it locks by itself */
     const char *audit_key_file;    /* NULL: audit.key in the state directory; made (0600) when absent */
     const char *receipt_key_file;  /* NULL: receipt.key */
     const char *endpoint_key_file; /* NULL: endpoint.key */
@@ -30,6 +31,10 @@ struct sg_store_config {
     size_t queue_max;              /* ops waiting; 0: 4096 */
     struct sg_log *log;            /* or NULL; for what has no caller: read-only on and off, checkpoints that fail */
 };
+
+/* Locks a state directory (made when absent) before anything in it is touched; *ret_fd holds the lock while it is open. SG_CONFLICT
+ * when another server holds it. */
+int sg_state_lock(const char *dir, int *ret_fd, struct sg_error *err);
 
 /* Locks the state directory (SG_CONFLICT when another server holds it), opens or makes the database, migrates it,
  * reads the keys, checks the end of the audit log and starts the store thread. */

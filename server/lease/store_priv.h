@@ -166,7 +166,6 @@ int sg_store_audit_append(struct sg_store *s, struct sg_audit_head *head, struct
 /* ---- store_keys.c ---- */
 
 /* flock on DIR/lock. */
-int sg_state_lock(const char *dir, int *ret_fd, struct sg_error *err);
 int sg_key_load(const char *dir, const char *file, const char *name, bool make, struct sg_secret **ret, struct sg_error *err);
 void sg_boot_id(char out[SG_BOOT_ID_LEN]);
 

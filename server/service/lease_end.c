@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 
@@ -154,4 +155,96 @@ void sg_service_delete(struct sg_service *s, struct sg_entry *e, int64_t wait_ms
 {
     sg_registry_end(s->leases, e, SG_END_DELETED, NULL);
     wait_for(s, e, SG_WAIT_ENDED, wait_ms, done, arg);
+}
+
+/* ---- shutdown ---- */
+
+struct countdown {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    size_t left;
+};
+
+struct counted {
+    struct sg_waiter waiter;
+    struct countdown *all;
+    struct sg_entry *entry;
+};
+
+static void one_ended(struct sg_waiter *w)
+{
+    struct counted *c = sg_container_of(w, struct counted, waiter);
+
+    pthread_mutex_lock(&c->all->lock);
+    c->all->left--;
+    pthread_cond_signal(&c->all->changed);
+    pthread_mutex_unlock(&c->all->lock);
+}
+
+static struct counted *count_live(struct sg_service *s, const struct sg_lease_page *page, struct countdown *all)
+{
+    struct counted *c = sg_xcalloc(page->n + 1, sizeof *c);
+
+    for (size_t i = 0; i < page->n; i++) {
+        c[i].waiter.fn = one_ended;
+        c[i].all = all;
+        if (sg_registry_peek(s->leases, NULL, page->items[i].id, &c[i].entry) != 1)
+            continue;
+        all->left++;
+        if (!sg_entry_wait(c[i].entry, SG_WAIT_ENDED, &c[i].waiter))
+            one_ended(&c[i].waiter);
+    }
+    return c;
+}
+
+static void wait_until(struct countdown *all, int64_t deadline_ms)
+{
+    struct timespec until;
+    int64_t ms = deadline_ms - sg_now_ms();
+    int rc = 0;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += ms > 0 ? ms / 1000 + 1 : 0;
+    pthread_mutex_lock(&all->lock);
+    while (all->left > 0 && rc == 0)
+        rc = pthread_cond_timedwait(&all->changed, &all->lock, &until);
+    pthread_mutex_unlock(&all->lock);
+}
+
+/* Ends the live leases of one page; false when there are none. */
+static bool end_page(struct sg_service *s, int64_t deadline_ms)
+{
+    struct countdown all = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    struct sg_lease_query q = {
+        .states = 1U << SG_LEASE_CREATING | 1U << SG_LEASE_READY | 1U << SG_LEASE_RELEASING, .limit = 1000};
+    struct sg_lease_page page = {0};
+    pthread_condattr_t attr;
+
+    if (sg_registry_list(s->leases, &q, &page, NULL) < 0 || page.n == 0) {
+        sg_lease_page_finish(&page);
+        return false;
+    }
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&all.changed, &attr);
+    pthread_condattr_destroy(&attr);
+    struct counted *c = count_live(s, &page, &all);
+    sg_registry_end_all(s->leases, SG_END_SHUTDOWN);
+    wait_until(&all, deadline_ms);
+    for (size_t i = 0; i < page.n; i++) {
+        if (c[i].entry)
+            sg_entry_unwait(c[i].entry, &c[i].waiter);
+        sg_entry_unref(c[i].entry);
+    }
+    free(c);
+    pthread_cond_destroy(&all.changed);
+    sg_lease_page_finish(&page);
+    return true;
+}
+
+void sg_service_end_all(struct sg_service *s, int64_t deadline_ms)
+{
+    sg_service_drain(s);
+    while (end_page(s, deadline_ms) && sg_now_ms() < deadline_ms)
+        ;
 }

@@ -1,0 +1,420 @@
+#include "app.h"
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/workq.h"
+#include "backends/spawner/spawner.h"
+#include "http/api.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* The API description, embedded at build time. */
+extern const char sg_openapi_yaml[];
+
+#define WORKERS_QUEUE 4096U
+#define CANCEL_MS 2000
+#define END_LEASES_MS 10000
+
+/* Everything that main builds, in the order it is built. */
+struct app {
+    const struct sg_config *cfg;
+    const struct sg_config_args *args;
+    char *state_dir; /* absolute */
+    int lock_fd;
+    int listen_fd;
+    struct sg_log *log;
+    struct sg_spawner *spawner;
+    struct sg_reactor *reactor;
+    struct sg_workq *workq;
+    struct sg_store *store;
+    struct sg_backends *backends;
+    struct sg_names held;
+    struct sg_service *service;
+    struct sg_auth *auth;
+    struct sg_metrics *metrics;
+    struct sg_upstreams *upstreams;
+    struct sg_api api;
+    struct sg_http *http;
+    struct sg_http *metrics_http;
+};
+
+/* ---- what HTTP calls back ---- */
+
+static int check_token(void *arg, const char *token, size_t len, const struct sg_principal **ret, struct sg_error *err)
+{
+    return sg_auth_check(((struct sg_api *)arg)->auth, token, len, ret, err);
+}
+
+/* The one log line of a request. */
+static void request_done(void *arg, const struct sg_http_event *e)
+{
+    struct sg_api *api = arg;
+    struct sg_log_line l;
+
+    sg_metrics_count_request(api->metrics, e);
+    sg_log_begin(&l, api->log, e->status >= 500 ? SG_LOG_WARN : SG_LOG_INFO, "request");
+    sg_log_str(&l, "method", e->method);
+    sg_log_str(&l, "target", e->target);
+    sg_log_str(&l, "operation", e->operation_id);
+    sg_log_int(&l, "status", e->status);
+    sg_log_bool(&l, "complete", e->complete);
+    sg_log_int(&l, "duration_us", e->duration_us);
+    sg_log_int(&l, "bytes_in", (int64_t)e->bytes_in);
+    sg_log_int(&l, "bytes_out", (int64_t)e->bytes_out);
+    sg_log_str(&l, "request_id", e->request_id);
+    sg_log_str(&l, "traceparent", e->traceparent);
+    sg_log_str(&l, "lease_id", e->note);
+    sg_log_str(&l, "tenant", e->principal ? e->principal->tenant : NULL);
+    sg_log_str(&l, "token", e->principal ? e->principal->name : NULL);
+    sg_log_str(&l, "peer", e->peer);
+    sg_log_end(&l);
+}
+
+/* ---- building ---- */
+
+/* Thousands of leases and callers need more descriptors than the usual soft limit. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_NOFILE, &lim) == 0 && lim.rlim_cur < lim.rlim_max) {
+        lim.rlim_cur = lim.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &lim);
+    }
+}
+
+static int open_state(struct app *a, struct sg_error *err)
+{
+    const char *dir = a->cfg->server.state_dir;
+
+    if (sg_mkdirs(dir, 0700, err) < 0)
+        return sg_error_wrap(err, "cannot make the state directory");
+    a->state_dir = realpath(dir, NULL);
+    if (!a->state_dir)
+        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot resolve the state directory %s", dir);
+    return sg_state_lock(a->state_dir, &a->lock_fd, err);
+}
+
+/* The agent lies beside the server's own binary. */
+static char *agent_path(void)
+{
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+
+    if (n <= 0)
+        return sg_xstrdup("sandgate-agent");
+    self[n] = '\0';
+    char *slash = strrchr(self, '/');
+    if (slash)
+        *slash = '\0';
+    return sg_xasprintf("%s/sandgate-agent", self);
+}
+
+static bool enabled(const struct app *a, const char *name)
+{
+    for (size_t i = 0; i < sg_config_count(a->cfg->backends.enabled); i++)
+        if (sg_streq(a->cfg->backends.enabled[i], name))
+            return true;
+    return false;
+}
+
+/* Forked before any thread exists. */
+static int start_spawner(struct app *a, struct sg_error *err)
+{
+    if (!enabled(a, "local_bwrap"))
+        return 0;
+    sg_cleanup(sg_free_p) char *agent = agent_path();
+    size_t n;
+    sg_cleanup(sg_free_p) struct sg_local_pool_config *pools = sg_config_local_pools(a->cfg, &n);
+    sg_cleanup(sg_free_p) const char **rootfs = sg_xcalloc(n + 1, sizeof *rootfs);
+    size_t n_rootfs = 0;
+    for (size_t i = 0; i < n; i++)
+        if (pools[i].rootfs)
+            rootfs[n_rootfs++] = pools[i].rootfs;
+    struct sg_spawner_config sc = {.state_dir = a->state_dir,
+                                   .agent_path = agent,
+                                   .rootfs = rootfs,
+                                   .uid_base = a->cfg->local_bwrap.pool.uid_base};
+    return sg_spawner_start(&a->spawner, &sc, err);
+}
+
+static void spawner_died(void *arg)
+{
+    struct app *a = arg;
+    struct sg_error err = {0};
+
+    sg_error_set(&err, SG_INTERNAL, "the spawner process died: no sandbox can be built any more; restart the server");
+    sg_log_event(a->log, SG_LOG_ERROR, "spawner_died", &err);
+}
+
+static int start_threads(struct app *a, struct sg_error *err)
+{
+    if (sg_reactor_new(&a->reactor, err) < 0 || sg_workq_new(a->cfg->server.workers_max, WORKERS_QUEUE, &a->workq, err) < 0)
+        return -1;
+    return a->spawner ? sg_spawner_attach(a->spawner, a->reactor, spawner_died, a, err) : 0;
+}
+
+static int open_store(struct app *a, struct sg_error *err)
+{
+    struct sg_store_config sc = {.state_dir = a->state_dir,
+                                 .lock_fd = sg_steal_fd(&a->lock_fd),
+                                 .audit_key_file = a->cfg->keys.audit_file,
+                                 .receipt_key_file = a->cfg->keys.receipt_file,
+                                 .endpoint_key_file = a->cfg->keys.endpoint_file,
+                                 .retention_ms = a->cfg->leases.retention_ms,
+                                 .log = a->log};
+
+    return sg_store_open(&sc, &a->store, err);
+}
+
+static int build_backends(struct app *a, struct sg_error *err)
+{
+    size_t n;
+    sg_cleanup(sg_free_p) struct sg_local_pool_config *pools = sg_config_local_pools(a->cfg, &n);
+    sg_cleanup(sg_free_p) char *disk_dir = sg_xasprintf("%s/slots", a->state_dir);
+    for (size_t i = 0; i < n; i++)
+        if (!pools[i].disk_dir)
+            pools[i].disk_dir = disk_dir;
+    struct sg_backend_settings settings = {
+        .local_pools = pools, .n_local_pools = n, .fake_script = a->cfg->fake.script};
+    struct sg_backend_parts parts = {.reactor = a->reactor, .spawner = a->spawner};
+
+    return sg_backends_new(a->cfg->backends.enabled, sg_config_count(a->cfg->backends.enabled), &settings, &parts, &a->backends,
+                           err);
+}
+
+/* Names of the provider credentials this server has; the values stay where they are until a driver needs them. */
+static int find_credentials(struct app *a, struct sg_error *err)
+{
+    const struct sg_backend_row *row;
+    const char *held[64];
+    size_t n = 0;
+
+    for (size_t i = 0; (row = sg_backend_row_at(i)) != NULL; i++)
+        for (size_t k = 0; row->facts.credentials && row->facts.credentials[k] && n + 1 < SG_COUNT_OF(held); k++) {
+            struct sg_secret *s = NULL;
+            int has = sg_secret_from_env(row->facts.credentials[k], &s, err);
+            sg_secret_free(s);
+            if (has < 0)
+                return -1;
+            if (has)
+                held[n++] = row->facts.credentials[k];
+        }
+    held[n] = NULL;
+    return sg_names_set(&a->held, held, err);
+}
+
+static int build_service(struct app *a, struct sg_error *err)
+{
+    const struct sg_config *c = a->cfg;
+    struct sg_service_config sc = {.lease_timeout_default_ms = c->leases.timeout_default_ms,
+                                   .lease_timeout_max_ms = c->leases.timeout_max_ms,
+                                   .lease_idle_timeout_ms = c->leases.idle_timeout_ms,
+                                   .exec_timeout_default_ms = c->exec.timeout_default_ms,
+                                   .exec_timeout_max_ms = c->exec.timeout_max_ms,
+                                   .exec_output_max = c->exec.max_output_bytes,
+                                   .exec_history_max = c->exec.history_bytes,
+                                   .exec_history_ttl_ms = c->exec.history_ttl_ms,
+                                   .file_list_max = 10000};
+    struct sg_service_parts parts = {.reactor = a->reactor,
+                                     .workq = a->workq,
+                                     .store = a->store,
+                                     .backends = a->backends,
+                                     .log = a->log,
+                                     .held_credentials = &a->held};
+    size_t lost = 0;
+
+    if (sg_service_new(&sc, &parts, &a->service, err) < 0)
+        return -1;
+    struct sg_recover how = {0};
+    if (sg_registry_recover(sg_service_leases(a->service), &how, &lost, err) < 0)
+        return -1;
+    if (lost > 0) {
+        struct sg_log_line l;
+        sg_log_begin(&l, a->log, SG_LOG_WARN, "leases_lost");
+        sg_log_int(&l, "leases", (int64_t)lost);
+        sg_log_str(&l, "reason", "server_restarted");
+        sg_log_end(&l);
+    }
+    return 0;
+}
+
+static int build_api(struct app *a, struct sg_error *err)
+{
+    if (sg_auth_new(a->cfg->auth.tokens, a->cfg->auth.n, &a->auth, err) < 0)
+        return -1;
+    struct sg_upstream_config up = sg_upstream_defaults();
+    a->metrics = sg_metrics_new(sg_routes, sg_routes_count);
+    a->upstreams = sg_upstreams_new(a->reactor, &up);
+    a->api = (struct sg_api){.service = a->service,
+                             .auth = a->auth,
+                             .metrics = a->metrics,
+                             .upstreams = a->upstreams,
+                             .log = a->log,
+                             .public_url = a->cfg->server.public_url,
+                             .metrics_public = a->cfg->metrics.public,
+                             .openapi_yaml = sg_openapi_yaml,
+                             .started_us = sg_wall_us()};
+    return sg_yaml_to_json(sg_openapi_yaml, strlen(sg_openapi_yaml), &a->api.openapi, err);
+}
+
+static struct sg_http_config http_config(struct app *a, int listen_fd)
+{
+    return (struct sg_http_config){.listen_fd = listen_fd,
+                                   .daemons = a->cfg->server.daemons,
+                                   .routes = sg_routes,
+                                   .n_routes = sg_routes_count,
+                                   .app = &a->api,
+                                   .reactor = a->reactor,
+                                   .log = a->log,
+                                   .auth = check_token,
+                                   .done = request_done,
+                                   .max_body = a->cfg->server.max_body};
+}
+
+static void announce(struct app *a, const char *event, const char *address, uint16_t port, bool open_to_all)
+{
+    char url[160];
+    const char *colon = strrchr(address, ':');
+    struct sg_log_line l;
+
+    snprintf(url, sizeof url, "http://%.*s:%u", (int)(colon ? colon - address : 0), address, (unsigned)port);
+    sg_log_begin(&l, a->log, SG_LOG_INFO, event);
+    sg_log_str(&l, "url", url);
+    sg_log_str(&l, "version", SG_VERSION);
+    if (open_to_all)
+        sg_log_str(&l, "note", "no tokens are configured: everybody on this machine is an administrator");
+    sg_log_end(&l);
+}
+
+/* Figures on an address of their own, for scrapers that have no token. */
+static const struct sg_route metrics_routes[] = {
+    {.method = "GET", .path = "/metrics", .operation_id = "metrics", .auth = SG_AUTH_NONE, .handle = sg_route_metrics_open, .always = true},
+};
+
+static int listen_for_metrics(struct app *a, struct sg_error *err)
+{
+    int fd = -1;
+
+    if (!a->cfg->metrics.listen)
+        return 0;
+    if (sg_http_listen(a->cfg->metrics.listen, &fd, err) < 0)
+        return -1;
+    struct sg_http_config hc = http_config(a, fd);
+    hc.routes = metrics_routes;
+    hc.n_routes = SG_COUNT_OF(metrics_routes);
+    if (sg_http_new(&hc, &a->metrics_http, err) < 0) {
+        sg_close(fd);
+        return -1;
+    }
+    announce(a, "metrics_listening", a->cfg->metrics.listen, sg_http_port(a->metrics_http), false);
+    return 0;
+}
+
+static int listen_for_requests(struct app *a, struct sg_error *err)
+{
+    struct sg_http_config hc = http_config(a, a->listen_fd);
+
+    if (sg_http_new(&hc, &a->http, err) < 0)
+        return -1;
+    a->listen_fd = -1;
+    if (listen_for_metrics(a, err) < 0)
+        return -1;
+    announce(a, "listening", a->cfg->server.listen, sg_http_port(a->http), !sg_auth_has_tokens(a->auth));
+    return 0;
+}
+
+static int build(struct app *a, struct sg_error *err)
+{
+    raise_descriptor_limit();
+    if (open_state(a, err) < 0 || sg_http_listen(a->cfg->server.listen, &a->listen_fd, err) < 0 || start_spawner(a, err) < 0)
+        return -1;
+    json_object_seed(0);
+    if (start_threads(a, err) < 0 || open_store(a, err) < 0 || find_credentials(a, err) < 0 || build_backends(a, err) < 0 ||
+        build_service(a, err) < 0 || build_api(a, err) < 0)
+        return -1;
+    return listen_for_requests(a, err);
+}
+
+/* ---- tear-down, in reverse; also of what was built halfway ---- */
+
+static void tear_down(struct app *a)
+{
+    sg_http_free(a->metrics_http);
+    sg_http_free(a->http);
+    sg_upstreams_free(a->upstreams);
+    if (a->service)
+        sg_service_end_all(a->service, sg_now_ms() + END_LEASES_MS);
+    sg_backends_free(a->backends);
+    a->spawner = sg_spawner_free(a->spawner);
+    /* Workers and the store thread may still call into the service; once they have ended nobody does. */
+    sg_workq_free(a->workq);
+    sg_store_free(a->store);
+    sg_service_free(a->service);
+    sg_reactor_free(a->reactor);
+    sg_metrics_free(a->metrics);
+    sg_auth_free(a->auth);
+    json_decref(a->api.openapi);
+    sg_names_finish(&a->held);
+    sg_close(a->listen_fd);
+    sg_close(a->lock_fd);
+    free(a->state_dir);
+    sg_log_free(a->log);
+}
+
+/* ---- serving ---- */
+
+/* SIGHUP: tokens again; a broken file changes nothing. */
+static void reload(struct app *a)
+{
+    struct sg_config *fresh = NULL;
+    struct sg_error err = {0};
+
+    if (sg_config_load(a->args, &fresh, &err) < 0 || sg_auth_replace(a->auth, fresh->auth.tokens, fresh->auth.n, &err) < 0)
+        sg_log_event(a->log, SG_LOG_ERROR, "reload_failed", &err);
+    else
+        sg_log_event(a->log, SG_LOG_INFO, "reloaded", NULL);
+    sg_error_clear(&err);
+    sg_config_free(fresh);
+}
+
+static void serve(struct app *a, const sigset_t *signals)
+{
+    int sig;
+
+    while (sigwait(signals, &sig) == 0 && sig == SIGHUP)
+        reload(a);
+    sg_log_event(a->log, SG_LOG_INFO, "draining", NULL);
+    sg_service_drain(a->service); /* readiness is false and nothing new begins, but health checks are still answered */
+    sg_http_wait_idle(a->http, a->cfg->server.drain_timeout_ms);
+    sg_http_stop(a->http, 0, CANCEL_MS);
+}
+
+int sg_app_run(const struct sg_config *cfg, const struct sg_config_args *args, struct sg_error *err)
+{
+    struct app a = {.cfg = cfg, .args = args, .lock_fd = -1, .listen_fd = -1};
+    sigset_t signals;
+
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGHUP);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    a.log = sg_log_new(STDERR_FILENO, cfg->log.level);
+    int rc = build(&a, err);
+    if (rc == 0)
+        serve(&a, &signals);
+    struct sg_log *log = a.log;
+    a.log = NULL;
+    tear_down(&a);
+    if (rc == 0)
+        sg_log_event(log, SG_LOG_INFO, "stopped", NULL);
+    sg_log_free(log);
+    return rc;
+}
