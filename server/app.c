@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/workq.h"
+#include "backends/facts.h"
 #include "backends/spawner/spawner.h"
 #include "http/api.h"
 
@@ -139,7 +140,7 @@ static int start_spawner(struct app *a, struct sg_error *err)
     struct sg_spawner_config sc = {.state_dir = a->state_dir,
                                    .agent_path = agent,
                                    .rootfs = rootfs,
-                                   .uid_base = a->cfg->local_bwrap.pool.uid_base};
+                                   .uid_base = a->cfg->uid_base};
     return sg_spawner_start(&a->spawner, &sc, err);
 }
 
@@ -176,13 +177,9 @@ static int build_backends(struct app *a, struct sg_error *err)
 {
     size_t n;
     sg_cleanup(sg_free_p) struct sg_local_pool_config *pools = sg_config_local_pools(a->cfg, &n);
-    sg_cleanup(sg_free_p) char *disk_dir = sg_xasprintf("%s/slots", a->state_dir);
-    for (size_t i = 0; i < n; i++)
-        if (!pools[i].disk_dir)
-            pools[i].disk_dir = disk_dir;
     struct sg_backend_settings settings = {
         .local_pools = pools, .n_local_pools = n, .fake_script = a->cfg->fake.script};
-    struct sg_backend_parts parts = {.reactor = a->reactor, .spawner = a->spawner};
+    struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .spawner = a->spawner};
 
     return sg_backends_new(a->cfg->backends.enabled, sg_config_count(a->cfg->backends.enabled), &settings, &parts, &a->backends,
                            err);
@@ -191,20 +188,21 @@ static int build_backends(struct app *a, struct sg_error *err)
 /* Names of the provider credentials this server has; the values stay where they are until a driver needs them. */
 static int find_credentials(struct app *a, struct sg_error *err)
 {
-    const struct sg_backend_row *row;
     const char *held[64];
     size_t n = 0;
 
-    for (size_t i = 0; (row = sg_backend_row_at(i)) != NULL; i++)
-        for (size_t k = 0; row->facts.credentials && row->facts.credentials[k] && n + 1 < SG_COUNT_OF(held); k++) {
+    for (size_t i = 0; i < sg_facts_count(); i++) {
+        const char *const *names = sg_facts_at(i, NULL).credentials;
+        for (size_t k = 0; names && names[k] && n + 1 < SG_COUNT_OF(held); k++) {
             struct sg_secret *s = NULL;
-            int has = sg_secret_from_env(row->facts.credentials[k], &s, err);
+            int has = sg_secret_from_env(names[k], &s, err);
             sg_secret_free(s);
             if (has < 0)
                 return -1;
             if (has)
-                held[n++] = row->facts.credentials[k];
+                held[n++] = names[k];
         }
+    }
     held[n] = NULL;
     return sg_names_set(&a->held, held, err);
 }

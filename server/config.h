@@ -140,6 +140,9 @@ struct sg_config_args {
 int sg_config_load(const struct sg_config_args *args, struct sg_config **ret, struct sg_error *err);
 struct sg_config *sg_config_free(struct sg_config *c); /* NULL-safe, returns NULL */
 
+/* YAML (or JSON) text as JSON values; plain scalars become numbers, bools and null. */
+int sg_yaml_to_json(const char *text, size_t len, json_t **ret, struct sg_error *err);
+
 /* All local pools in order, the default one first, in one array that the caller frees; strings are borrowed. */
 struct sg_local_pool_config *sg_config_local_pools(const struct sg_config *c, size_t *ret_n);
 /* Entries of a NULL-terminated list, which may be NULL. */

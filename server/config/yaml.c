@@ -296,3 +296,15 @@ int conf_line_of(const struct conf_node *n, const char *path)
     }
     return line;
 }
+
+int sg_yaml_to_json(const char *text, size_t len, json_t **ret, struct sg_error *err)
+{
+    sg_cleanup(conf_node_p) struct conf_node *root = NULL;
+    struct conf_source src = {.name = "yaml"};
+
+    if (conf_parse(&src, text, len, &root, err) < 0) {
+        return -1;
+    }
+    *ret = conf_to_json(root);
+    return *ret != NULL ? 0 : sg_error_set(err, SG_NO_MEMORY, "no memory for the document");
+}

@@ -163,7 +163,7 @@ static void list_on_worker(struct sg_work *w)
         json_t *items = json_array();
         for (size_t i = 0; i < page.n; i++)
             json_array_append_new(items, lease_json(lw->r, lw->api, &page.items[i]));
-        sg_cleanup(sg_free_p) char *cursor = page.more && page.n ? sg_api_cursor(page.items[page.n - 1].id) : NULL;
+        sg_cleanup(sg_free_p) char *cursor = page.next[0] ? sg_api_cursor(page.next) : NULL;
         sg_respond_json(lw->r, 200, sg_api_page(items, cursor));
         sg_lease_page_finish(&page);
     }

@@ -1,6 +1,7 @@
 /* /select, /backends, /receipts, /audit: decisions and their records. */
 #include "http/api.h"
 
+#include "backends/facts.h"
 #include "base/str.h"
 #include "model/selection.h"
 #include "select/decide.h"
@@ -50,12 +51,16 @@ void sg_route_select(struct sg_request *r, void *app)
 
 static void view_of(const struct sg_backend_row *row, struct sg_driver *d, struct sg_error *health, struct sg_backend_view *v)
 {
-    const struct sg_driver_facts *f = d ? &d->facts : &row->facts;
+    struct sg_driver_facts f = {.name = row->name};
 
-    *v = (struct sg_backend_view){.facts = {.name = f->name, .caps = f->caps, .free = f->free},
+    if (d)
+        f = d->facts;
+    else
+        sg_facts_get(row->name, NULL, &f);
+    *v = (struct sg_backend_view){.facts = {.name = row->name, .caps = f.caps, .free = f.free},
                                   .built = row->make != NULL,
                                   .registered = d != NULL};
-    sg_names_set(&v->facts.credentials, f->credentials, NULL);
+    sg_names_set(&v->facts.credentials, f.credentials, NULL);
     if (d && sg_driver_health(d, health) < 0)
         v->health = health;
 }
@@ -69,9 +74,9 @@ void sg_route_backends(struct sg_request *r, void *app)
     size_t n = 0;
 
     for (size_t i = 0; n < SG_COUNT_OF(views) && (row = sg_backend_row_at(i)) != NULL; i++) {
-        struct sg_driver *d = sg_backends_get(parts->backends, row->facts.name, NULL);
+        struct sg_driver *d = sg_backends_get(parts->backends, row->name, NULL);
         /* The test driver shows only where somebody enabled it. */
-        if (!d && sg_streq(row->facts.name, "fake"))
+        if (!d && sg_streq(row->name, "fake"))
             continue;
         health[n] = (struct sg_error){0};
         view_of(row, d, &health[n], &views[n]);
@@ -150,15 +155,14 @@ static void read_audit(struct sg_work *w)
     const char *tenant = who->role == SG_ROLE_ADMIN ? sg_req_query(rw->r, "tenant") : who->tenant;
     struct sg_error err = {0};
     json_t *items = NULL;
-    bool more = false;
+    int64_t next = 0;
 
-    if (sg_store_audit(sg_service_parts(rw->api->service)->store, tenant, rw->after, rw->limit, &items, &more, &err) < 0) {
+    if (sg_store_audit(sg_service_parts(rw->api->service)->store, tenant, rw->after, rw->limit, &items, &next, &err) < 0) {
         sg_api_fail(rw->r, &err);
     } else {
-        char key[32] = "";
-        const json_t *last = json_array_get(items, json_array_size(items) - 1);
-        snprintf(key, sizeof key, "%lld", (long long)json_integer_value(json_object_get(last, "seq")));
-        sg_cleanup(sg_free_p) char *cursor = more ? sg_api_cursor(key) : NULL;
+        char key[32];
+        snprintf(key, sizeof key, "%lld", (long long)next);
+        sg_cleanup(sg_free_p) char *cursor = next > 0 ? sg_api_cursor(key) : NULL;
         sg_respond_json(rw->r, 200, sg_api_page(items, cursor));
     }
     sg_req_unref(rw->r);
