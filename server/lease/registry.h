@@ -43,7 +43,8 @@ struct sg_registry_config {
 };
 
 struct sg_registry *sg_registry_new(const struct sg_registry_config *cfg);
-/* All entries must have ended or will be dropped as they are; no calls may be running. Any thread but the reactor's. */
+/* Entries that have not ended are dropped as they are. Waits for writes that are under way. No calls may be running, but references
+ * on entries may outlive it. Any thread but the reactor's and the store's. NULL-safe. */
 struct sg_registry *sg_registry_free(struct sg_registry *r);
 
 /* ---- entries ---- */
@@ -72,7 +73,7 @@ int sg_registry_peek(struct sg_registry *r, const char *tenant, const char *id, 
 
 enum sg_reserved {
     SG_RESERVED_NEW,      /* *ret: yours to create; finish it with ready or failed */
-    SG_RESERVED_SAME,     /* *ret: the live lease of the same request, maybe still creating: sg_entry_wait() */
+    SG_RESERVED_SAME,     /* *ret: the lease of the same request, maybe still creating: sg_entry_wait() */
     SG_RESERVED_ANSWERED, /* *ret_answer: what was answered for this Idempotency-Key; *ret the lease if it is in memory, else NULL */
 };
 
@@ -122,7 +123,7 @@ void sg_registry_failed(struct sg_registry *r, struct sg_entry *e, struct sg_sto
 
 /* ---- life ---- */
 
-/* max(expires_at, now + timeout), durable before done. Either the lease lives until the new time, or the error is SG_LEASE_GONE:
+/* max(expires_at, now + timeout), durable before done; counts as use. done may come before this returns. Either the lease lives until the new time, or the error is SG_LEASE_GONE:
  * decided against expiry under one lock. Also SG_LEASE_NOT_READY, SG_SANDBOX_LOST, SG_STORE_UNAVAILABLE (not extended). */
 int sg_registry_extend(struct sg_registry *r, struct sg_entry *e, int64_t timeout_ms,
                        const struct sg_store_done *done, struct sg_error *err);
@@ -179,7 +180,8 @@ struct sg_recover {
 /* Once, before requests: leases of a former server whose sandboxes died with it become lost (server_restarted), durably. *ret_lost (may be
  * NULL): how many. Blocks until written. */
 int sg_registry_recover(struct sg_registry *r, const struct sg_recover *how, size_t *ret_lost, struct sg_error *err);
-/* The sandbox of a recovered lease was found: ready again until its old expires_at, or, if it was being released, on_end() comes. */
+/* The sandbox of a recovered lease was found: ready again until its old expires_at, or, if it was being released, on_end() comes. (One
+ * still being created goes through sg_registry_ready().) */
 void sg_registry_adopted(struct sg_registry *r, struct sg_entry *e, struct sg_sandbox *sb);
 
 /* One page over all leases, memory and store, newest first. Nothing repeats or is skipped while leases come and go. */
@@ -187,7 +189,7 @@ int sg_registry_list(struct sg_registry *r, const struct sg_lease_query *q, stru
                      struct sg_error *err);
 
 struct sg_registry_stats {
-    size_t by_state[SG_LEASE_STATE_COUNT]; /* of those in memory; ended ones: totals since start */
+    size_t by_state[SG_LEASE_STATE_COUNT]; /* ended ones: totals since the start */
     size_t execs;
 };
 void sg_registry_stats(struct sg_registry *r, struct sg_registry_stats *ret);
