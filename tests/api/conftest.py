@@ -1,0 +1,57 @@
+import os
+import pwd
+import subprocess
+import sys
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from harness import Server  # noqa: E402
+
+TEST_USER = "sandgate-test"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--soak", action="store_true", help="the long counts")
+
+
+@pytest.fixture(scope="session")
+def soak(request):
+    return request.config.getoption("--soak")
+
+
+def server_kinds():
+    """As root both kinds of server are tested; an ordinary user tests its own."""
+    return ["root", "user"] if os.geteuid() == 0 else ["user"]
+
+
+def account(kind):
+    """The account to start a server of that kind under; None: our own."""
+    if kind == "root" or os.geteuid() != 0:
+        return None
+    try:
+        pwd.getpwnam(TEST_USER)
+    except KeyError:
+        subprocess.run(["useradd", "--system", "--shell", "/usr/sbin/nologin", TEST_USER], check=True)
+    return TEST_USER
+
+
+@pytest.fixture(scope="session")
+def server():
+    """One server on the embedded default, shared by tests that leave it as it was."""
+    with Server({"local_bwrap": {"size": 4}}) as s:
+        s.wait_slots(4)
+        yield s
+
+
+@pytest.fixture
+def client(server):
+    return server.client()
+
+
+@pytest.fixture
+def lease(client):
+    """A fresh lease of the shared server."""
+    id = client.lease()
+    yield id
+    client.terminate(id)
