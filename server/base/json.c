@@ -119,18 +119,18 @@ static int put(struct writer *w, const char *s)
     return sg_buf_add(&w->buf, s, strlen(s));
 }
 
-static int put_escape(struct writer *w, unsigned char c)
+static int add_escape(struct sg_buf *b, unsigned char c)
 {
     static const char shorts[0x60] = {['\b'] = 'b', ['\t'] = 't', ['\n'] = 'n', ['\f'] = 'f',
                                       ['\r'] = 'r', ['"'] = '"',  ['\\'] = '\\'};
     char s = shorts[c];
-    return s != 0 ? sg_buf_addf(&w->buf, "\\%c", s) : sg_buf_addf(&w->buf, "\\u%04x", c);
+    return s != 0 ? sg_buf_addf(b, "\\%c", s) : sg_buf_addf(b, "\\u%04x", c);
 }
 
-static int put_string(struct writer *w, const char *s, size_t len)
+int sg_json_add_string(struct sg_buf *b, const char *s, size_t len)
 {
     size_t start = 0;
-    if (put(w, "\"") < 0) {
+    if (sg_buf_add(b, "\"", 1) < 0) {
         return -1;
     }
     for (size_t i = 0; i < len; i++) {
@@ -138,12 +138,17 @@ static int put_string(struct writer *w, const char *s, size_t len)
         if (c >= 0x20 && c != '"' && c != '\\') {
             continue;
         }
-        if (sg_buf_add(&w->buf, s + start, i - start) < 0 || put_escape(w, c) < 0) {
+        if (sg_buf_add(b, s + start, i - start) < 0 || add_escape(b, c) < 0) {
             return -1;
         }
         start = i + 1;
     }
-    return sg_buf_add(&w->buf, s + start, len - start) < 0 ? -1 : put(w, "\"");
+    return sg_buf_add(b, s + start, len - start) < 0 ? -1 : sg_buf_add(b, "\"", 1);
+}
+
+static int put_string(struct writer *w, const char *s, size_t len)
+{
+    return sg_json_add_string(&w->buf, s, len);
 }
 
 static int put_member(struct writer *w, const char *key, const json_t *v, bool first)

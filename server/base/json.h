@@ -8,6 +8,7 @@
 
 #include <jansson.h>
 
+#include "base/buf.h"
 #include "base/error.h"
 
 #define SG_JSON_DEPTH_MAX 32
@@ -27,6 +28,10 @@ char *sg_json_dump(const json_t *v, size_t *ret_len);
  * (short forms, else lower-case \u00xx), integers only. -1 (SG_INVALID_REQUEST) when v holds a real
  * number. Caller frees *ret. */
 int sg_json_canonical(const json_t *v, char **ret, size_t *ret_len, struct sg_error *err);
+
+/* Appends s as a JSON string with its quotes, escaped as in canonical text. s must be valid UTF-8. -1 when b's cap would be
+ * passed or memory is out. */
+int sg_json_add_string(struct sg_buf *b, const char *s, size_t len);
 
 /* Typed members of an object that is read strictly: begin, take members, end. `path` is the prefix
  * for field names ("" for the top). end fails on the first member nobody took. */

@@ -11,39 +11,24 @@
 
 /* ---- select ---- */
 
-/* Over the caller's own list, or over what its token may use of the server's. */
-static int select_answer(struct sg_api *api, const struct sg_principal *who, const struct sg_selection_request *rq, json_t **ret,
-                         struct sg_error *err)
-{
-    struct sg_candidates cands = {0};
-    struct sg_environment env = {0};
-    struct sg_selection_world world = {.registered = &cands, .snapshot = &env};
-
-    int rc = sg_selection_cut(who, sg_service_candidates(api->service), sg_service_environment(api->service), &cands, &env, err);
-    if (rc == 0)
-        rc = sg_selection_answer(rq, &world, ret, err);
-    sg_candidates_finish(&cands);
-    sg_environment_finish(&env);
-    return rc;
-}
-
 void sg_route_select(struct sg_request *r, void *app)
 {
+    const struct sg_api *api = app;
+    const struct sg_selection_world world = {.who = sg_req_principal(r),
+                                             .registered = sg_service_candidates(api->service),
+                                             .snapshot = sg_service_environment(api->service)};
     sg_cleanup(sg_json_p) json_t *body = NULL;
     struct sg_selection_request rq = {0};
     struct sg_error err = {0};
-    json_t *answer = NULL;
+    char *answer = NULL;
     size_t len;
     const char *text = sg_req_body(r, &len);
 
-    if (sg_json_parse_object(text, len, &body, &err) < 0 || sg_selection_parse(body, &rq, &err) < 0) {
-        sg_api_fail(r, &err);
-        return;
-    }
-    if (select_answer(app, sg_req_principal(r), &rq, &answer, &err) < 0)
+    if (sg_json_parse_object(text, len, &body, &err) < 0 || sg_selection_parse(body, &rq, &err) < 0 ||
+        sg_selection_answer(&rq, &world, &answer, &len, &err) < 0)
         sg_api_fail(r, &err);
     else
-        sg_respond_json(r, 200, answer);
+        sg_respond_owned(r, 200, "application/json", answer, len);
     sg_selection_request_finish(&rq);
 }
 

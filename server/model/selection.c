@@ -117,41 +117,54 @@ int sg_names_set(struct sg_names *ret, const char *const *names, struct sg_error
 /* What an array member of names must hold. A bad element is never repeated in the message: someone may have
  * put a credential's value where its name belongs. */
 struct names_rule {
-    size_t max;
     bool (*valid)(const char *);
     const char *must;
 };
 
 static const struct names_rule credential_rule = {
-    0, sg_credential_name_valid,
+    sg_credential_name_valid,
     "must be the name of a credential: letters, digits, '_', '.', '-', first a letter or '_', at most 128"};
 static const struct names_rule precedence_rule = {
-    SG_PRECEDENCE_MAX, any_name_valid,
-    "must be the name of a backend: 1 to 128 bytes, no control characters"};
+    any_name_valid, "must be the name of a backend: 1 to 128 bytes, no control characters"};
 
-/* Takes an array of names: 1, 0 when absent, -1. At most max (0: the rule's). */
+/* Element i of the member is wrong; returns -1. */
+static int bad_element(const struct sg_json_reader *r, const char *key, size_t i, const char *must,
+                       struct sg_error *err)
+{
+    char path[FIELD_MAX];
+    char field[FIELD_MAX + 24];
+    sg_json_path(r->path, key, path, sizeof path);
+    snprintf(field, sizeof field, "%s[%zu]", path, i);
+    return sg_error_field(err, SG_INVALID_REQUEST, field, "%s", must);
+}
+
+/* Takes an array member of at most max elements: 1, 0 when absent, -1. */
+static int take_list(struct sg_json_reader *r, const char *key, size_t max, json_t **ret,
+                     struct sg_error *err)
+{
+    char path[FIELD_MAX];
+    int has = sg_json_array(r, key, ret, err);
+    if (has <= 0 || json_array_size(*ret) <= max)
+        return has;
+    sg_json_path(r->path, key, path, sizeof path);
+    return sg_error_field(err, SG_INVALID_REQUEST, path, "has more than %zu elements", max);
+}
+
+/* Takes an array of names: 1, 0 when absent, -1. */
 static int take_names(struct sg_json_reader *r, const char *key, const struct names_rule *rule, size_t max,
                       struct sg_names *ret, struct sg_error *err)
 {
     json_t *list;
-    char path[FIELD_MAX];
-    char field[FIELD_MAX + 24];
-    int has = sg_json_array(r, key, &list, err);
+    int has = take_list(r, key, max, &list, err);
     if (has <= 0)
         return has;
     size_t n = json_array_size(list);
-    sg_json_path(r->path, key, path, sizeof path);
-    if (!max)
-        max = rule->max;
-    if (n > max)
-        return sg_error_field(err, SG_INVALID_REQUEST, path, "has more than %zu elements", max);
     if (names_reserve(ret, n, err) < 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
         const char *s = json_string_value(json_array_get(list, i));
-        snprintf(field, sizeof field, "%s[%zu]", path, i);
         if (!s || !rule->valid(s))
-            return sg_error_field(err, SG_INVALID_REQUEST, field, "%s", rule->must);
+            return bad_element(r, key, i, rule->must, err);
         ret->v[ret->n++] = s;
     }
     return 1;
@@ -161,23 +174,17 @@ static int take_names(struct sg_json_reader *r, const char *key, const struct na
 static int take_caps(struct sg_json_reader *r, const char *key, unsigned *ret, struct sg_error *err)
 {
     json_t *list;
-    char path[FIELD_MAX];
-    char field[FIELD_MAX + 24];
     unsigned caps = 0;
-    int has = sg_json_array(r, key, &list, err);
+    int has = take_list(r, key, SG_PRECEDENCE_MAX, &list, err);
     if (has <= 0)
         return has;
-    sg_json_path(r->path, key, path, sizeof path);
-    if (json_array_size(list) > SG_PRECEDENCE_MAX)
-        return sg_error_field(err, SG_INVALID_REQUEST, path, "has more than %u elements", SG_PRECEDENCE_MAX);
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *s = json_string_value(json_array_get(list, i));
         unsigned bit = s ? sg_cap_parse(s) : 0;
-        snprintf(field, sizeof field, "%s[%zu]", path, i);
         if (!bit)
-            return sg_error_field(
-                err, SG_INVALID_REQUEST, field,
-                "must be one of file_rw, exec, network, gpu, snapshot, persistent_volumes, public_url");
+            return bad_element(
+                r, key, i,
+                "must be one of file_rw, exec, network, gpu, snapshot, persistent_volumes, public_url", err);
         caps |= bit;
     }
     *ret = caps;
@@ -221,7 +228,7 @@ static int policy_read(struct sg_json_reader *r, struct sg_policy *p, struct sg_
                               "must be the name of a backend: 1 to 128 bytes, no control characters");
     }
     names_make_set(&p->required_credentials);
-    int has = take_names(r, "precedence", &precedence_rule, 0, &p->precedence, err);
+    int has = take_names(r, "precedence", &precedence_rule, SG_PRECEDENCE_MAX, &p->precedence, err);
     if (has < 0)
         return -1;
     names_keep_first(&p->precedence);
@@ -360,12 +367,14 @@ static int candidate_read(const json_t *v, const char *path, const struct sg_can
     int has = sg_json_str(&r, "name", &c->name, err);
     if (has <= 0)
         return has < 0 ? -1 : candidate_missing(path, "name", err);
-    sg_json_path(path, "name", field, sizeof field);
-    if (!sg_backend_name_valid(c->name))
-        return sg_error_field(err, SG_INVALID_REQUEST, field,
-                              "must be 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit");
-    if (find_candidate(before, c->name))
-        return sg_error_field(err, SG_INVALID_REQUEST, field, "repeats the name \"%s\"", c->name);
+    bool valid = sg_backend_name_valid(c->name);
+    if (!valid || find_candidate(before, c->name)) {
+        sg_json_path(path, "name", field, sizeof field);
+        return sg_error_field(
+            err, SG_INVALID_REQUEST, field, "%s",
+            valid ? "repeats the name of another one"
+                  : "must be 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit");
+    }
     has = take_caps(&r, "capabilities", &c->caps, err);
     if (has <= 0)
         return has < 0 ? -1 : candidate_missing(path, "capabilities", err);

@@ -3,10 +3,7 @@
 #include "base/buf.h"
 #include "base/json.h"
 #include "select/inputs.h"
-#include "select/receipt.h"
-
-#define MISSING_MAX ((size_t)2 * SG_SELECT_NAMES_MAX)
-#define DETAIL_MAX (MISSING_MAX * (SG_CREDENTIAL_NAME_MAX + 2) + 64)
+#include "select/write.h"
 
 static enum sg_code code_of(enum sg_select_verdict v)
 {
@@ -27,94 +24,45 @@ static enum sg_code code_of(enum sg_select_verdict v)
     return SG_INTERNAL;
 }
 
-/* ---- the explanation ---- */
+/* ---- the decision ---- */
 
-static void add_missing_caps(struct sg_buf *b, unsigned caps)
+static int no_memory(struct sg_error *err)
 {
-    sg_cleanup(sg_json_p) json_t *names = sg_caps_json(caps);
-    for (size_t i = 0; i < json_array_size(names); i++)
-        (void)sg_buf_addf(b, "%s%s", i ? ", " : "missing ", json_string_value(json_array_get(names, i)));
+    return sg_error_set(err, SG_NO_MEMORY, "out of memory");
 }
 
-static void add_missing_credentials(struct sg_buf *b, const struct sg_select_input *in,
-                                    const struct sg_select_candidate *c)
+static int decide(const struct sg_policy *policy, const struct sg_environment *env,
+                  const struct sg_candidates *candidates, struct sg_inputs *t, struct sg_select_result *r,
+                  struct sg_error *err)
 {
-    const char *names[MISSING_MAX];
-    size_t n = sg_select_missing_credentials(in, c, names);
-    for (size_t i = 0; i < n; i++)
-        (void)sg_buf_addf(b, "%s%s", i ? ", " : "missing ", names[i]);
+    if (sg_inputs_of(policy, env, candidates, t, err) < 0)
+        return -1;
+    enum sg_select_fault fault = sg_select(&t->in, r);
+    if (fault == SG_SELECT_OK)
+        return 0;
+    sg_inputs_finish(t);
+    return sg_error_set(err, SG_INVALID_REQUEST, "the candidates are not acceptable (%d)", (int)fault);
 }
 
-/* One {code, detail}; NULL when memory is out. */
-static json_t *reason_json(const struct sg_select_input *in, const struct sg_select_considered *c,
-                           enum sg_select_reason reason)
+/* Reads back what was written; consumes b. NULL when memory is out. */
+static json_t *tree(struct sg_buf *b, int written)
 {
-    struct sg_buf b;
-    sg_buf_init(&b, DETAIL_MAX);
-    switch (reason) {
-    case SG_SELECT_NOT_THE_OVERRIDE:
-        (void)sg_buf_addf(&b, "the override names %s, which is not registered", in->policy.override);
-        break;
-    case SG_SELECT_PAID_NOT_ALLOWED:
-        (void)sg_buf_addf(&b, "not free, and allow_paid is false");
-        break;
-    case SG_SELECT_BUDGET_EXHAUSTED:
-        (void)sg_buf_addf(&b, "not free, and the budget is used up");
-        break;
-    case SG_SELECT_MISSING_CAPABILITIES:
-        add_missing_caps(&b, c->missing_capabilities);
-        break;
-    case SG_SELECT_MISSING_CREDENTIALS:
-        add_missing_credentials(&b, in, c->candidate);
-        break;
-    }
-    json_t *v =
-        b.len ? json_pack("{s:s, s:s}", "code", sg_select_reason_name(reason), "detail", b.data) : NULL;
-    sg_buf_finish(&b);
+    json_t *v = written == 0 ? json_loadb(b->data, b->len, 0, NULL) : NULL;
+    sg_buf_finish(b);
     return v;
 }
 
-static json_t *considered_one(const struct sg_select_input *in, const struct sg_select_considered *c)
+static int fill(const struct sg_select_input *in, const struct sg_decide_context *ctx,
+                const struct sg_select_result *r, struct sg_decision *d, struct sg_error *err)
 {
-    sg_cleanup(sg_json_p) json_t *reasons = json_array();
-    for (unsigned i = 0; reasons && i < SG_SELECT_REASONS; i++) {
-        enum sg_select_reason bit = (enum sg_select_reason)(1U << i);
-        if ((c->reasons & bit) && json_array_append_new(reasons, reason_json(in, c, bit)) < 0)
-            return NULL;
-    }
-    return json_pack("{s:s, s:b, s:O}", "backend", c->candidate->name, "eligible", c->reasons == 0, "reasons",
-                     reasons);
-}
-
-static int explain(const struct sg_select_input *in, const struct sg_select_result *r, struct sg_decision *d,
-                   struct sg_error *err)
-{
-    d->considered = json_array();
-    d->attempted = json_array();
-    bool good = d->considered && d->attempted;
-    for (size_t i = 0; good && i < r->n_considered; i++) {
-        good = json_array_append_new(d->considered, considered_one(in, &r->considered[i])) == 0 &&
-               json_array_append_new(d->attempted, json_string(r->considered[i].candidate->name)) == 0;
-    }
-    return good ? 0 : sg_error_set(err, SG_NO_MEMORY, "out of memory");
-}
-
-/* ---- the decision ---- */
-
-static int decide_inputs(json_t *inputs, const struct sg_inputs *t, struct sg_decision *d,
-                         struct sg_error *err)
-{
-    struct sg_select_result result;
-    enum sg_select_fault fault = sg_select(&t->in, &result);
-    if (fault != SG_SELECT_OK)
-        return sg_error_set(err, SG_INVALID_REQUEST, "the candidates are not acceptable (%d)", (int)fault);
-    struct sg_receipt_outcome o = {
-        .chosen_backend = result.pick ? result.pick->name : NULL,
-        .code = result.pick ? NULL : sg_select_verdict_name(result.verdict),
-    };
-    if (explain(&t->in, &result, d, err) < 0 || sg_receipt_make(inputs, &o, &d->receipt, err) < 0)
-        return -1;
-    d->code = code_of(result.verdict);
+    struct sg_buf b;
+    sg_buf_init(&b, SG_DECISION_TEXT_MAX);
+    d->receipt = tree(&b, sg_write_receipt(&b, in, ctx, r));
+    d->considered = tree(&b, sg_write_considered(&b, in, r));
+    d->attempted = tree(&b, sg_write_attempted(&b, r));
+    if (!d->receipt || !d->considered || !d->attempted)
+        return no_memory(err);
+    d->code = code_of(r->verdict);
     d->backend = json_string_value(json_object_get(d->receipt, "chosen_backend"));
     return 0;
 }
@@ -125,12 +73,11 @@ int sg_decide(const struct sg_policy *policy, const struct sg_environment *env,
 {
     struct sg_decision d = {0};
     struct sg_inputs t;
-    sg_cleanup(sg_json_p) json_t *inputs = NULL;
+    struct sg_select_result r;
     *ret = d;
-    if (sg_inputs_build(policy, env, candidates, ctx, &inputs, err) < 0 ||
-        sg_inputs_read(inputs, &t, err) < 0)
+    if (decide(policy, env, candidates, &t, &r, err) < 0)
         return -1;
-    int rc = decide_inputs(inputs, &t, &d, err);
+    int rc = fill(&t.in, ctx, &r, &d, err);
     sg_inputs_finish(&t);
     if (rc < 0) {
         sg_decision_finish(&d);
@@ -186,25 +133,56 @@ int sg_decision_refusal(const struct sg_decision *d, struct sg_error *err)
     return -1;
 }
 
-int sg_selection_answer(const struct sg_selection_request *rq, const struct sg_selection_world *world,
-                        json_t **ret, struct sg_error *err)
+/* ---- POST /select ---- */
+
+static int answer_text(const struct sg_select_input *in, const struct sg_select_result *r, struct sg_buf *b)
 {
-    struct sg_decision d;
-    const struct sg_candidates *candidates = rq->backends_given ? &rq->backends : world->registered;
-    const struct sg_environment *env = rq->environment_given ? &rq->environment : world->snapshot;
+    return sg_buf_add(b, "{\"backend\":", 11) < 0 ||
+                   sg_json_add_string(b, r->pick->name, strlen(r->pick->name)) < 0 ||
+                   sg_buf_add(b, ",\"receipt\":", 11) < 0 || sg_write_receipt(b, in, NULL, r) < 0 ||
+                   sg_buf_add(b, ",\"considered\":", 14) < 0 || sg_write_considered(b, in, r) < 0 ||
+                   sg_buf_add(b, "}", 1) < 0
+               ? -1
+               : 0;
+}
+
+static int answer(const struct sg_policy *policy, const struct sg_environment *env,
+                  const struct sg_candidates *candidates, char **ret, size_t *ret_len, struct sg_error *err)
+{
+    struct sg_inputs t;
+    struct sg_select_result r;
+    struct sg_decision d = {0};
+    struct sg_buf b;
+    if (decide(policy, env, candidates, &t, &r, err) < 0)
+        return -1;
+    sg_buf_init(&b, SG_DECISION_TEXT_MAX);
+    int rc;
+    if (r.pick)
+        rc = answer_text(&t.in, &r, &b) < 0 ? no_memory(err) : 0;
+    else
+        rc = fill(&t.in, NULL, &r, &d, err) < 0 ? -1 : sg_decision_refusal(&d, err);
+    if (rc == 0)
+        *ret = sg_buf_steal(&b, ret_len);
+    sg_buf_finish(&b);
+    sg_decision_finish(&d);
+    sg_inputs_finish(&t);
+    return rc;
+}
+
+int sg_selection_answer(const struct sg_selection_request *rq, const struct sg_selection_world *world,
+                        char **ret, size_t *ret_len, struct sg_error *err)
+{
+    struct sg_candidates candidates = {0};
+    struct sg_environment env = {0};
     if (rq->pool)
         return sg_error_field(err, SG_POOL_NOT_FOUND, "pool", "no pool of that name is configured");
-    if (sg_decide(&rq->policy, env, candidates, NULL, &d, err) < 0)
+    if (rq->backends_given && rq->environment_given)
+        return answer(&rq->policy, &rq->environment, &rq->backends, ret, ret_len, err);
+    if (sg_selection_cut(world->who, world->registered, world->snapshot, &candidates, &env, err) < 0)
         return -1;
-    int rc = 0;
-    if (d.code != SG_OK) {
-        rc = sg_decision_refusal(&d, err);
-    } else {
-        *ret = json_pack("{s:s, s:O, s:O}", "backend", d.backend, "receipt", d.receipt, "considered",
-                         d.considered);
-        if (!*ret)
-            rc = sg_error_set(err, SG_NO_MEMORY, "out of memory");
-    }
-    sg_decision_finish(&d);
+    int rc = answer(&rq->policy, rq->environment_given ? &rq->environment : &env,
+                    rq->backends_given ? &rq->backends : &candidates, ret, ret_len, err);
+    sg_candidates_finish(&candidates);
+    sg_environment_finish(&env);
     return rc;
 }

@@ -35,17 +35,18 @@ void sg_decision_finish(struct sg_decision *d);
  * refused. */
 int sg_decision_refusal(const struct sg_decision *d, struct sg_error *err);
 
-/* What POST /select answers over: the registered backends and the server's own environment, both already cut
- * to what the caller may use (sg_selection_cut). Both are needed only when the request does not bring its
- * own. */
+/* What POST /select is answered over when the request does not bring its own: the registered backends and the
+ * server's own environment, both cut to what the caller's token may use. */
 struct sg_selection_world {
+    const struct sg_principal *who;
     const struct sg_candidates *registered;
     const struct sg_environment *snapshot;
 };
 
-/* 0: *ret is the 200 body {backend, receipt, considered}, owned by the caller. -1: a refusal as above,
- * SG_POOL_NOT_FOUND, SG_NO_MEMORY. */
+/* 0: *ret is the text of the 200 body {backend, receipt, considered} (*ret_len bytes, NUL-terminated), the
+ * caller frees it. -1: a refusal as above, SG_POOL_NOT_FOUND, SG_NO_MEMORY. Equal requests over equal worlds
+ * get equal bytes. */
 int sg_selection_answer(const struct sg_selection_request *rq, const struct sg_selection_world *world,
-                        json_t **ret, struct sg_error *err);
+                        char **ret, size_t *ret_len, struct sg_error *err);
 
 #endif

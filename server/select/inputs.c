@@ -7,69 +7,44 @@
 
 #define PATH "selector_inputs"
 
-/* ---- building ---- */
+/* ---- from typed values ---- */
 
-/* Packs names as an array; NULL when memory is out. */
-static json_t *names_json(const struct sg_names *l)
+static struct sg_select_names names_of(const struct sg_names *l)
 {
-    json_t *list = json_array();
-    for (size_t i = 0; list && i < l->n; i++) {
-        if (json_array_append_new(list, json_string(l->v[i])) < 0) {
-            json_decref(list);
-            list = NULL;
-        }
-    }
-    return list;
+    return (struct sg_select_names){l->v, l->n};
 }
 
 static int compare_candidates(const void *a, const void *b)
 {
-    const struct sg_candidate *const *x = a;
-    const struct sg_candidate *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
+    const struct sg_select_candidate *x = a;
+    const struct sg_select_candidate *y = b;
+    return strcmp(x->name, y->name);
 }
 
-static json_t *candidates_json(const struct sg_candidates *l)
+int sg_inputs_of(const struct sg_policy *policy, const struct sg_environment *env,
+                 const struct sg_candidates *candidates, struct sg_inputs *ret, struct sg_error *err)
 {
-    const struct sg_candidate *order[SG_CANDIDATES_MAX];
-    size_t n = l->n < SG_CANDIDATES_MAX ? l->n : SG_CANDIDATES_MAX;
-    json_t *list = json_array();
-    for (size_t i = 0; i < n; i++)
-        order[i] = &l->v[i];
-    if (n > 1)
-        qsort(order, n, sizeof *order, compare_candidates);
-    for (size_t i = 0; list && i < n; i++) {
-        json_t *c = json_pack("{s:s, s:o, s:b, s:o}", "name", order[i]->name, "capabilities",
-                              sg_caps_json(order[i]->caps), "free", order[i]->free, "credentials",
-                              names_json(&order[i]->credentials));
-        if (json_array_append_new(list, c) < 0) {
-            json_decref(list);
-            list = NULL;
-        }
-    }
-    return list;
-}
-
-int sg_inputs_build(const struct sg_policy *policy, const struct sg_environment *env,
-                    const struct sg_candidates *candidates, const struct sg_decide_context *ctx, json_t **ret,
-                    struct sg_error *err)
-{
-    static const struct sg_decide_context nothing = {0};
-    if (!ctx)
-        ctx = &nothing;
-    if (candidates->n > SG_CANDIDATES_MAX)
-        return sg_error_set(err, SG_INVALID_REQUEST, "more than %u candidates", SG_CANDIDATES_MAX);
-    json_t *budget = env->budget_set ? json_integer(env->budget_microusd) : json_null();
-    json_t *v = json_pack(
-        "{s:s?, s:b, s:o, s:o, s:o, s:o, s:o, s:s?, s:n, s:s?, s:o}", "override", policy->override,
-        "allow_paid", policy->allow_paid, "required_capabilities", sg_caps_json(policy->required_caps),
-        "required_credentials", names_json(&policy->required_credentials), "precedence",
-        names_json(&policy->precedence), "available_credentials", names_json(&env->available_credentials),
-        "budget_remaining_microusd", budget, "network_egress_class", ctx->network_egress_class,
-        "backend_allowlist", "local_pool", ctx->local_pool, "candidates", candidates_json(candidates));
-    if (!v)
+    struct sg_inputs t = {0};
+    *ret = t;
+    if (candidates->n > SG_SELECT_CANDIDATES_MAX)
+        return sg_error_set(err, SG_INVALID_REQUEST, "more than %d candidates", SG_SELECT_CANDIDATES_MAX);
+    t.candidates = calloc(candidates->n + 1, sizeof *t.candidates);
+    if (!t.candidates)
         return sg_error_set(err, SG_NO_MEMORY, "out of memory");
-    *ret = v;
+    for (size_t i = 0; i < candidates->n; i++) {
+        const struct sg_candidate *c = &candidates->v[i];
+        t.candidates[i] = (struct sg_select_candidate){c->name, c->caps, c->free, names_of(&c->credentials)};
+    }
+    if (candidates->n > 1)
+        qsort(t.candidates, candidates->n, sizeof *t.candidates, compare_candidates);
+    t.in = (struct sg_select_input){
+        .candidates = t.candidates,
+        .n_candidates = candidates->n,
+        .policy = {policy->override, policy->allow_paid, policy->required_caps,
+                   names_of(&policy->required_credentials), names_of(&policy->precedence)},
+        .environment = {names_of(&env->available_credentials), env->budget_set, env->budget_microusd},
+    };
+    *ret = t;
     return 0;
 }
 

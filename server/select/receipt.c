@@ -55,31 +55,11 @@ static int seal(json_t *receipt, json_t **ret, struct sg_error *err)
     return 0;
 }
 
-static json_t *outcome_json(const char *code, const char *reason, const char *field)
-{
-    if (!code)
-        return json_null();
-    return json_pack("{s:s, s:s?, s:s?}", "code", code, "reason", reason, "field", field);
-}
-
-int sg_receipt_make(json_t *selector_inputs, const struct sg_receipt_outcome *o, json_t **ret,
-                    struct sg_error *err)
-{
-    json_t *r =
-        json_pack("{s:s, s:i, s:n, s:n, s:n, s:n, s:n, s:O, s:s?, s:o}", "id", "", "schema_version",
-                  SG_RECEIPT_SCHEMA_VERSION, "pool_name", "pool_hash", "template_hash", "overrides_hash",
-                  "effective_manifest_hash", "selector_inputs", selector_inputs, "chosen_backend",
-                  o->chosen_backend, "outcome", outcome_json(o->code, o->reason, o->field));
-    if (!r)
-        return sg_error_set(err, SG_NO_MEMORY, "out of memory");
-    return seal(r, ret, err);
-}
-
 int sg_receipt_refused(const json_t *receipt, const struct sg_error *why, json_t **ret, struct sg_error *err)
 {
     json_t *r = json_copy((json_t *)receipt);
-    json_t *outcome = outcome_json(sg_code_name(why->code), why->reason[0] ? why->reason : NULL,
-                                   why->field[0] ? why->field : NULL);
+    json_t *outcome = json_pack("{s:s, s:s?, s:s?}", "code", sg_code_name(why->code), "reason",
+                                why->reason[0] ? why->reason : NULL, "field", why->field[0] ? why->field : NULL);
     if (!r || json_object_set_new(r, "outcome", outcome) < 0) {
         json_decref(r);
         return sg_error_set(err, SG_NO_MEMORY, "out of memory");

@@ -13,18 +13,6 @@
 
 #define SG_RECEIPT_SCHEMA_VERSION 1
 
-/* How a decision ended. */
-struct sg_receipt_outcome {
-    const char *chosen_backend; /* NULL: none */
-    const char *code;           /* NULL: placed; else the refusal's stable code */
-    const char *reason;         /* or NULL */
-    const char *field;          /* or NULL */
-};
-
-/* A sealed receipt over selector_inputs (borrowed, referenced), pool members null. New value into *ret. */
-int sg_receipt_make(json_t *selector_inputs, const struct sg_receipt_outcome *o, json_t **ret,
-                    struct sg_error *err);
-
 /* The receipt of a placement that the selector made and something later refused (a mode mismatch, no free
  * slot...): the same inputs and chosen backend, the outcome of err's code, reason and field. New value into
  * *ret. */

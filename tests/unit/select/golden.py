@@ -95,6 +95,7 @@ def answer(body):
             "effective_manifest_hash": None, "selector_inputs": inputs, "chosen_backend": backend,
             "outcome": None if code is None else {"code": code, "reason": None, "field": None}}
     receipt = {"id": hashlib.sha256(canonical(rest).encode()).hexdigest(), **rest}
+    receipt = json.loads(canonical(receipt))  # its members in canonical order
     considered = [{"backend": name, "eligible": not why, "reasons": why} for name, why in seen]
     if code is None:
         return {"backend": backend, "receipt": receipt, "considered": considered}

@@ -33,16 +33,18 @@ json_t *test_select(json_t *body)
     struct sg_error err = {0};
     struct sg_candidates registered = {0};
     struct sg_environment snapshot = {0};
-    struct sg_selection_world world = {&registered, &snapshot};
+    const struct sg_principal who = {.allow_paid = true};
+    const struct sg_selection_world world = {&who, &registered, &snapshot};
+    sg_cleanup(sg_free_p) char *text = NULL;
+    size_t len;
     struct sg_selection_request rq;
-    json_t *answer = NULL;
+    json_t *answer;
     cr_assert(sg_candidates_add(&registered, "local_bwrap", SG_CAP_FILE_RW | SG_CAP_EXEC, true, NULL, &err) ==
               0);
     int rc = sg_selection_parse(body, &rq, &err);
     if (rc == 0)
-        rc = sg_selection_answer(&rq, &world, &answer, &err);
-    if (rc < 0)
-        answer = error_json(&err);
+        rc = sg_selection_answer(&rq, &world, &text, &len, &err);
+    answer = rc < 0 ? error_json(&err) : test_json(text);
     sg_selection_request_finish(&rq);
     sg_candidates_finish(&registered);
     return answer;
