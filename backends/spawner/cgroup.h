@@ -5,9 +5,8 @@
  * sg_cgroup_dir(), or by writing "0" to sg_cgroup_procs(); the latter is cheap when it happens all the time, but after some
  * 10 ms of quiet it waits for an RCU grace period (measured: 12 to 24 ms), the former never does.
  *
- * sg_cgroups_acquire(), sg_cgroup_release(), sg_cgroup_kill() and sg_cgroup_procs(): any thread, because commands are
- * started on any thread. The others: reactor thread of `r` only. None blocks. A group that has become empty is heard of through its cgroup.events, never
- * by asking in a loop.
+ * Any thread; nothing blocks. A group that has become empty is heard of through its cgroup.events, never by asking in
+ * a loop.
  */
 #ifndef SG_CGROUP_H
 #define SG_CGROUP_H
@@ -16,19 +15,18 @@
 #include "base/reactor.h"
 
 #define SG_CGROUPS_MAX 2048U /* exec groups of one slot */
-#define SG_CGROUP_KILL_MS 10000
 
 struct sg_cgroups; /* of one slot; stays usable when the slot is rebuilt */
 struct sg_cgroup;  /* one exec group, held by one exec */
 
 /* dirfd is taken over, also on failure. agent_uid: the host uid that may move processes into the groups. */
 int sg_cgroups_new(struct sg_cgroups **ret, struct sg_reactor *r, int dirfd, uint32_t agent_uid, struct sg_error *err);
-/* Every acquired group must have been released. Pending kills are dropped. NULL-safe, returns NULL. */
+/* Reactor thread. Every acquired group must have been released. NULL-safe, returns NULL. */
 struct sg_cgroups *sg_cgroups_free(struct sg_cgroups *gs);
 
 /* An empty group: a reused or a new one. SG_OVERLOADED above SG_CGROUPS_MAX. */
 int sg_cgroups_acquire(struct sg_cgroups *gs, struct sg_cgroup **ret, struct sg_error *err);
-/* Gives it back: it is reused as soon as nothing runs in it any more. A kill that is under way goes on, without done. */
+/* Gives it back: it is reused as soon as nothing runs in it any more. */
 void sg_cgroup_release(struct sg_cgroup *g);
 
 /* Borrowed: an O_PATH descriptor of the group, and its cgroup.procs open for writing. */
@@ -37,9 +35,11 @@ int sg_cgroup_procs(const struct sg_cgroup *g);
 /* Anything alive in it? */
 bool sg_cgroup_populated(const struct sg_cgroup *g);
 
-/* Kills everything in the group, wherever it came from, and calls done when the group is empty (maybe before this
- * returns) or with SG_INTERNAL after SG_CGROUP_KILL_MS. Only once the agent has said that the command is in it: what
- * enters later is not killed. A second kill replaces done. done may be NULL. */
-void sg_cgroup_kill(struct sg_cgroup *g, void (*done)(void *arg, const struct sg_error *err), void *arg);
+/* SIGKILL for everything in the group, wherever it came from. Only once the agent has said that the command is in it: what
+ * enters later is not killed. */
+void sg_cgroup_kill(struct sg_cgroup *g);
+
+/* How often the kernel has killed in the slot for want of memory, from struct sg_slot_built.oom_fd; 0 for -1. */
+int64_t sg_oom_kills(int oom_fd);
 
 #endif

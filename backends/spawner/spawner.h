@@ -1,8 +1,8 @@
 /* The one process that starts bubblewrap, and the server's end of it.
  *
  * sg_spawner_start() forks it before any thread exists; it stays single-threaded, so that PDEATHSIG of what it starts
- * is tied to the process and not to some worker. The server talks to it over a SOCK_SEQPACKET pair. End of file on
- * that pair ends the spawner and everything it made; the end of the spawner ends every sandbox.
+ * is tied to the process and not to some worker. It is also the first process of a PID namespace around all sandboxes, so
+ * that not even SIGKILL leaves anything behind. The server talks to it over a SOCK_SEQPACKET pair, whose end of file ends it.
  *
  * A slot is one sandbox, known by its number. It has its own user, PID, mount, network, IPC, UTS and cgroup namespaces,
  * read-only system directories, a generated /etc, a fresh /proc, a minimal /dev, no /sys, and /workspace, /home/sandbox,
@@ -96,6 +96,7 @@ struct sg_slot_built {
     int agent_fd;    /* connected SOCK_SEQPACKET, non-blocking; HELLO is waiting in it */
     int pidfd;       /* of the agent, the init of the slot's PID namespace; readable once the namespace is empty */
     int cgroup_fd;   /* directory for sg_cgroups_new(), where exec groups go; -1 with SG_TREE_KILL_HELPER */
+    int oom_fd;      /* for sg_oom_kills(); -1: nobody counts */
     int limit_fds[SG_SLOT_LIMIT_FDS]; /* open `tasks` files of v1 groups that commands must join; -1: unused */
     pid_t agent_pid; /* for people; signals go through pidfd */
     uint32_t agent_uid, command_uid; /* of the host */

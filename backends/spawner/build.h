@@ -1,0 +1,24 @@
+/* What the child of the spawner does on its way to becoming bubblewrap. */
+#ifndef SG_BUILD_H
+#define SG_BUILD_H
+
+#include "backends/spawner/namespaces.h"
+#include "backends/spawner/view.h"
+
+struct sg_build {
+    const char *bwrap;
+    const struct sg_view *view;
+    const struct sg_view_root *root;
+    const struct sg_namespaces *ns;
+    bool root_server;
+    uint32_t agent_uid, command_uid; /* as the spawner sees them: 0 for both under an ordinary-user server */
+    int64_t disk_bytes;
+    const char *disk_dir;            /* absolute path of a directory to make, or NULL: a tmpfs of disk_bytes */
+    pid_t parent;
+    int agent_fd, info_fd, error_fd, seccomp_fd; /* CLOEXEC; seccomp_fd is shared and never moved */
+};
+
+/* Never returns: execs bwrap, or writes one line to error_fd and exits. */
+_Noreturn void sg_build_child(const struct sg_build *b);
+
+#endif

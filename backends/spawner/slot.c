@@ -1,0 +1,528 @@
+#include "backends/spawner/slot.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "backends/spawner/build.h"
+#include "base/clock.h"
+#include "base/fd.h"
+
+#define END_MS 10000
+#define SPARE_PROCESSES 16 /* of the agent's own, where commands share its uid */
+
+enum state { EMPTY, BUILDING, UP, ENDING };
+
+struct sg_slot {
+    uint32_t n;
+    enum state state;
+    struct sg_wire_request build; /* what is being built or was */
+    uint64_t destroy_id;          /* a DESTROY to answer, 0: none */
+    bool build_owed;              /* BUILD is to be answered */
+    struct sg_error error;        /* why the build failed */
+    int64_t deadline_ms;
+
+    bool has_namespaces; /* kept from build to build, like the groups */
+    struct sg_namespaces ns;
+    struct sg_slot_groups groups;
+
+    pid_t monitor; /* bwrap outside the sandbox, our child; 0: reaped */
+    pid_t wiper;   /* removes the disk directory; 0: none */
+    bool has_dir;  /* there is a disk directory */
+    pid_t agent;
+    int pidfd;      /* of the agent */
+    bool agent_dead;
+    bool hello;
+    int server_end; /* the server's end of the agent's socket */
+    int info, errors, empty;
+    char info_text[256], error_text[512];
+    size_t info_len, error_len;
+};
+
+static uint32_t agent_uid(const struct sg_daemon *d, uint32_t n)
+{
+    return d->args->own.root_server ? d->args->cfg->uid_base + 2 * n : 0;
+}
+
+static uint32_t command_uid(const struct sg_daemon *d, uint32_t n)
+{
+    return d->args->own.root_server ? d->args->cfg->uid_base + 2 * n + 1 : 0;
+}
+
+static struct sg_slot *slot_get(struct sg_daemon *d, uint32_t n)
+{
+    if (d->slots[n] == NULL) {
+        struct sg_slot *s = sg_xcalloc(1, sizeof *s);
+        s->n = n;
+        s->ns = (struct sg_namespaces){.user = -1, .cgroup = -1};
+        s->pidfd = s->server_end = s->info = s->errors = s->empty = -1;
+        sg_slot_groups_init(&s->groups);
+        d->slots[n] = s;
+    }
+    return d->slots[n];
+}
+
+/* ---- answers ---- */
+
+static struct sg_wire_answer answer_to(uint32_t op, uint64_t id, const struct sg_error *err)
+{
+    struct sg_wire_answer a = {.magic = SG_WIRE_MAGIC, .op = op, .id = id};
+    if (err != NULL) {
+        a.code = err->code;
+        a.sys = err->sys;
+        snprintf(a.message, sizeof a.message, "%.*s", (int)sizeof a.message - 1, err->message);
+    }
+    return a;
+}
+
+static void answer_destroy(struct sg_daemon *d, struct sg_slot *s, const struct sg_error *err)
+{
+    if (s->destroy_id == 0)
+        return;
+    struct sg_wire_answer a = answer_to(SG_WIRE_DESTROYED, s->destroy_id, err);
+    s->destroy_id = 0;
+    sg_daemon_answer(d, &a, NULL, 0);
+}
+
+static void answer_failed_build(struct sg_daemon *d, struct sg_slot *s)
+{
+    if (!s->build_owed)
+        return;
+    s->build_owed = false;
+    struct sg_wire_answer a = answer_to(SG_WIRE_BUILT, s->build.id, &s->error);
+    sg_daemon_answer(d, &a, NULL, 0);
+    sg_error_clear(&s->error);
+}
+
+/* ---- the end of a slot ---- */
+
+static void close_build_fds(struct sg_slot *s)
+{
+    s->server_end = sg_close(s->server_end);
+    s->info = sg_close(s->info);
+    s->errors = sg_close(s->errors);
+}
+
+/* True when no process of the slot is left; else something is being watched that will tell. */
+static bool is_dead(struct sg_daemon *d, struct sg_slot *s)
+{
+    char text[256];
+    if (s->monitor != 0 || (s->pidfd >= 0 && !s->agent_dead))
+        return false;
+    if (s->groups.slot < 0)
+        return true;
+    if (s->empty < 0) {
+        s->empty = openat(s->groups.slot, "cgroup.events", O_RDONLY | O_CLOEXEC);
+        sg_daemon_watch(d, s->empty, EPOLLPRI, SG_EV_EMPTY, s->n);
+    }
+    ssize_t len = pread(s->empty, text, sizeof text - 1, 0);
+    text[len > 0 ? len : 0] = '\0';
+    return strstr(text, "populated 1") == NULL;
+}
+
+static void dir_name(const struct sg_slot *s, char name[32])
+{
+    snprintf(name, 32, "%u", s->n);
+}
+
+/* The tree is the sandbox's work and may be of any size, so a child removes it. */
+static void start_wiper(struct sg_daemon *d, struct sg_slot *s)
+{
+    char name[32];
+    dir_name(s, name);
+    s->wiper = sg_fork_into(-1);
+    if (s->wiper == 0)
+        _exit(sg_remove_tree(d->slots_dir, name, NULL) < 0 ? 1 : 0);
+    if (s->wiper < 0)
+        s->wiper = 0; /* tried again when the deadline passes or by the next DESTROY */
+}
+
+/* Goes on with ENDING as far as possible now. */
+static void advance_end(struct sg_daemon *d, struct sg_slot *s)
+{
+    if (s->state != ENDING || s->wiper != 0 || !is_dead(d, s))
+        return;
+    if (s->has_dir) {
+        start_wiper(d, s);
+        return;
+    }
+    s->empty = sg_close(s->empty);
+    s->pidfd = sg_close(s->pidfd);
+    s->state = EMPTY;
+    answer_failed_build(d, s);
+    answer_destroy(d, s, NULL);
+}
+
+static void begin_end(struct sg_daemon *d, struct sg_slot *s)
+{
+    bool known = s->pidfd >= 0;
+    close_build_fds(s);
+    s->state = ENDING;
+    s->deadline_ms = sg_now_ms() + END_MS;
+    if (known) {
+        (void)syscall(SYS_pidfd_send_signal, s->pidfd, SIGKILL, NULL, 0);
+        sg_daemon_watch(d, s->pidfd, EPOLLIN, SG_EV_PIDFD, s->n);
+    }
+    if (s->monitor != 0)
+        kill(s->monitor, SIGKILL);
+    sg_slot_groups_kill(&s->groups);
+    advance_end(d, s);
+}
+
+static void read_errors(struct sg_slot *s)
+{
+    while (s->errors >= 0 && s->error_len < sizeof s->error_text - 1) {
+        ssize_t n = read(s->errors, s->error_text + s->error_len, sizeof s->error_text - 1 - s->error_len);
+        if (n <= 0)
+            break;
+        s->error_len += (size_t)n;
+    }
+    for (size_t i = 0; i < s->error_len; i++)
+        if (s->error_text[i] < ' ' || s->error_text[i] > '~')
+            s->error_text[i] = ' ';
+    s->error_text[s->error_len] = '\0';
+}
+
+static void fail(struct sg_daemon *d, struct sg_slot *s, const char *why)
+{
+    read_errors(s);
+    sg_error_clear(&s->error);
+    sg_error_set(&s->error, SG_UNAVAILABLE, "slot %u: %s%s%s", s->n, why, s->error_len > 0 ? ": " : "", s->error_text);
+    begin_end(d, s);
+}
+
+/* ---- the way up ---- */
+
+/* The number bwrap wrote is that of its child only while bwrap has not reaped it. */
+static bool is_child_of(pid_t pid, pid_t parent)
+{
+    char path[64], *text = NULL;
+    size_t len;
+    int found = -1;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    if (sg_read_file(path, 4096, &text, &len, NULL) == 0 && text != NULL) {
+        const char *behind_name = strrchr(text, ')');
+        if (behind_name == NULL || sscanf(behind_name, ") %*c %d", &found) != 1)
+            found = -1;
+    }
+    free(text);
+    return found == (int)parent;
+}
+
+static void read_info(struct sg_daemon *d, struct sg_slot *s)
+{
+    ssize_t n = read(s->info, s->info_text + s->info_len, sizeof s->info_text - 1 - s->info_len);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    s->info_len += n > 0 ? (size_t)n : 0;
+    s->info_text[s->info_len] = '\0';
+    int pid;
+    const char *found = strstr(s->info_text, "\"child-pid\":");
+    bool whole = found != NULL && strpbrk(found, ",}\n") != NULL && sscanf(found, "\"child-pid\": %d", &pid) == 1;
+    if (!whole) {
+        if (n <= 0 || s->info_len == sizeof s->info_text - 1)
+            fail(d, s, "bubblewrap failed");
+        return;
+    }
+    s->info = sg_close(s->info);
+    s->agent = (pid_t)pid;
+    s->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (s->pidfd < 0 || !is_child_of(s->agent, s->monitor)) {
+        s->pidfd = sg_close(s->pidfd);
+        fail(d, s, "its first process is gone");
+    }
+}
+
+static void read_hello(struct sg_daemon *d, struct sg_slot *s)
+{
+    char byte;
+    ssize_t n = recv(s->server_end, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0) {
+        fail(d, s, "the sandbox did not come up");
+        return;
+    }
+    s->hello = true;
+    epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->server_end, NULL);
+}
+
+/* Set from outside and only now: a limit set earlier would also hold for all processes of an ordinary user's namespace. */
+static int set_rlimits(struct sg_daemon *d, const struct sg_slot *s)
+{
+    rlim_t pids = (rlim_t)s->build.pids + SPARE_PROCESSES, memory = (rlim_t)s->build.memory_bytes;
+    struct rlimit processes = {pids, pids}, data = {memory, memory};
+    const struct sg_groups *g = &d->args->groups;
+    if (s->build.pids > 0 && sg_groups_means(g, SG_CTL_PIDS) == SG_MEANS_RLIMIT &&
+        prlimit(s->agent, RLIMIT_NPROC, &processes, NULL) < 0)
+        return -errno;
+    if (s->build.memory_bytes > 0 && sg_groups_means(g, SG_CTL_MEMORY) == SG_MEANS_RLIMIT &&
+        prlimit(s->agent, RLIMIT_DATA, &data, NULL) < 0)
+        return -errno;
+    return 0;
+}
+
+static uint32_t means(const struct sg_daemon *d, enum sg_controller c, int64_t limit)
+{
+    return limit > 0 ? sg_groups_means(&d->args->groups, c) : SG_MEANS_NONE;
+}
+
+static void fill_answer(struct sg_daemon *d, struct sg_slot *s, struct sg_wire_answer *a)
+{
+    a->agent_pid = s->agent;
+    a->agent_uid = d->args->own.root_server ? agent_uid(d, s->n) : d->args->own.uid;
+    a->command_uid = d->args->own.root_server ? command_uid(d, s->n) : d->args->own.uid;
+    a->isolation = d->args->own.root_server ? SG_ISOLATION_UID : SG_ISOLATION_DUMPABLE;
+    a->tree_kill = s->groups.cmds >= 0 ? SG_TREE_KILL_CGROUP : SG_TREE_KILL_HELPER;
+    a->memory = means(d, SG_CTL_MEMORY, s->build.memory_bytes);
+    a->pids = means(d, SG_CTL_PIDS, s->build.pids);
+    a->cpu = means(d, SG_CTL_CPU, s->build.cpu_milli);
+    a->disk = s->build.disk_dir ? SG_MEANS_NONE : SG_MEANS_TMPFS;
+}
+
+static void send_built(struct sg_daemon *d, struct sg_slot *s)
+{
+    int limits[SG_SLOT_LIMIT_FDS] = {-1, -1, -1};
+    if (sg_slot_groups_limit_fds(&d->args->groups, s->n, limits, &s->error) < 0) {
+        for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++)
+            sg_close(limits[i]);
+        begin_end(d, s);
+        return;
+    }
+    int oom = sg_slot_groups_oom_fd(&d->args->groups, &s->groups, s->n);
+    const int all[SG_WIRE_FDS_MAX] = {s->server_end, s->pidfd, s->groups.cmds, oom, limits[0], limits[1], limits[2]};
+    struct sg_wire_answer a = answer_to(SG_WIRE_BUILT, s->build.id, NULL);
+    fill_answer(d, s, &a);
+    int fds[SG_WIRE_FDS_MAX];
+    unsigned n = 0;
+    for (unsigned i = 0; i < SG_WIRE_FDS_MAX; i++) {
+        if (all[i] >= 0) {
+            fds[n++] = all[i];
+            a.fds |= 1U << i;
+        }
+    }
+    s->state = UP;
+    s->build_owed = false;
+    sg_daemon_answer(d, &a, fds, n);
+    sg_close(oom);
+    for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++)
+        sg_close(limits[i]);
+    close_build_fds(s);
+}
+
+static void finish_build(struct sg_daemon *d, struct sg_slot *s)
+{
+    if (s->state != BUILDING || !s->hello || s->pidfd < 0)
+        return;
+    int r = set_rlimits(d, s);
+    if (r < 0) {
+        errno = -r;
+        fail(d, s, "cannot set its resource limits");
+        return;
+    }
+    send_built(d, s);
+}
+
+/* ---- the start of a build ---- */
+
+static int prepare(struct sg_daemon *d, struct sg_slot *s, struct sg_error *err)
+{
+    struct sg_groups *g = &d->args->groups;
+    const int64_t limits[SG_CTL_COUNT] = {s->build.memory_bytes, s->build.pids, s->build.cpu_milli};
+    if (sg_slot_groups_make(g, &s->groups, s->n, agent_uid(d, s->n), err) < 0)
+        return -1;
+    if (!s->has_namespaces) {
+        if (sg_namespaces_make(&s->ns, s->groups.slot, agent_uid(d, s->n), command_uid(d, s->n), err) < 0 ||
+            sg_slot_groups_enable(g, &s->groups, err) < 0)
+            return -1;
+        s->has_namespaces = true;
+    }
+    return sg_slot_groups_limit(g, &s->groups, s->n, limits, err);
+}
+
+struct ends { /* the child's */
+    int agent, info, errors;
+};
+
+static void ends_finish(struct ends *e)
+{
+    sg_close(e->agent);
+    sg_close(e->info);
+    sg_close(e->errors);
+}
+
+static int make_channels(struct sg_daemon *d, struct sg_slot *s, struct ends *e, struct sg_error *err)
+{
+    int pair[2], info[2], errors[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
+        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make the agent's socket");
+    s->server_end = pair[0];
+    e->agent = pair[1];
+    if (pipe2(info, O_CLOEXEC) < 0)
+        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make a pipe");
+    s->info = info[0];
+    e->info = info[1];
+    if (pipe2(errors, O_CLOEXEC) < 0)
+        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make a pipe");
+    s->errors = errors[0];
+    e->errors = errors[1];
+    if (fcntl(s->info, F_SETFL, O_NONBLOCK) < 0 || fcntl(s->errors, F_SETFL, O_NONBLOCK) < 0 ||
+        sg_daemon_watch(d, s->server_end, EPOLLIN, SG_EV_AGENT, s->n) < 0 ||
+        sg_daemon_watch(d, s->info, EPOLLIN, SG_EV_INFO, s->n) < 0)
+        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot watch a build");
+    return 0;
+}
+
+static int launch(struct sg_daemon *d, struct sg_slot *s, struct sg_error *err)
+{
+    sg_cleanup(ends_finish) struct ends e = {-1, -1, -1};
+    sg_cleanup(sg_free_p) char *dir = NULL;
+    if (make_channels(d, s, &e, err) < 0)
+        return -1;
+    if (s->build.disk_dir) {
+        if (sg_daemon_slots_dir(d) < 0)
+            return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make the directory of slots");
+        dir = sg_xasprintf("%s/slots/%u", d->args->cfg->state_dir, s->n);
+        s->has_dir = true;
+    }
+    const struct sg_build b = {
+        .bwrap = d->args->bwrap, .view = &d->view, .root = &d->view.roots[s->build.rootfs + 1], .ns = &s->ns,
+        .root_server = d->args->own.root_server, .agent_uid = agent_uid(d, s->n), .command_uid = command_uid(d, s->n),
+        .disk_bytes = s->build.disk_bytes, .disk_dir = dir, .parent = getpid(), .agent_fd = e.agent,
+        .info_fd = e.info, .error_fd = e.errors, .seccomp_fd = d->seccomp[s->ns.sealed],
+    };
+    pid_t pid = sg_fork_into(s->groups.agent);
+    if (pid == 0)
+        sg_build_child(&b);
+    if (pid < 0)
+        return sg_error_sys(err, SG_UNAVAILABLE, -pid, "cannot fork");
+    s->monitor = pid;
+    return 0;
+}
+
+static const char *refuse_build(const struct sg_daemon *d, const struct sg_slot *s, const struct sg_wire_request *r)
+{
+    if (s->state != EMPTY)
+        return "is in use";
+    if (r->rootfs < -1 || r->rootfs + 1 >= (int32_t)d->view.n_roots || r->disk_bytes <= 0 || r->memory_bytes < 0 ||
+        r->pids < 0 || r->cpu_milli < 0)
+        return "cannot be built as asked";
+    return NULL;
+}
+
+void sg_slot_build(struct sg_daemon *d, const struct sg_wire_request *r)
+{
+    struct sg_slot *s = slot_get(d, r->slot);
+    const char *refused = refuse_build(d, s, r);
+    if (refused != NULL) {
+        struct sg_error err = {0};
+        sg_error_set(&err, SG_UNAVAILABLE, "slot %u %s", r->slot, refused);
+        struct sg_wire_answer a = answer_to(SG_WIRE_BUILT, r->id, &err);
+        sg_daemon_answer(d, &a, NULL, 0);
+        return;
+    }
+    s->build = *r;
+    s->build_owed = true;
+    s->deadline_ms = r->deadline_ms;
+    s->state = BUILDING;
+    s->hello = s->agent_dead = false;
+    s->agent = 0;
+    s->info_len = s->error_len = 0;
+    s->error_text[0] = '\0';
+    sg_error_clear(&s->error);
+    if (prepare(d, s, &s->error) < 0 || launch(d, s, &s->error) < 0)
+        begin_end(d, s);
+}
+
+void sg_slot_destroy(struct sg_daemon *d, const struct sg_wire_request *r)
+{
+    struct sg_slot *s = slot_get(d, r->slot);
+    struct sg_error replaced = {.code = SG_CONFLICT, .message = "destroyed twice"};
+    answer_destroy(d, s, &replaced);
+    s->destroy_id = r->id;
+    if (s->state == BUILDING)
+        fail(d, s, "was destroyed while it was built");
+    else if (s->state == UP)
+        begin_end(d, s);
+    else if (s->state == EMPTY)
+        answer_destroy(d, s, NULL);
+    else {
+        s->deadline_ms = sg_now_ms() + END_MS;
+        advance_end(d, s);
+    }
+}
+
+/* ---- events ---- */
+
+void sg_slot_on_event(struct sg_daemon *d, uint32_t n, enum sg_slot_event kind)
+{
+    struct sg_slot *s = d->slots[n];
+    if (s == NULL)
+        return;
+    if (kind == SG_EV_INFO && s->state == BUILDING && s->info >= 0)
+        read_info(d, s);
+    else if (kind == SG_EV_AGENT && s->state == BUILDING && !s->hello)
+        read_hello(d, s);
+    else if (kind == SG_EV_PIDFD && s->pidfd >= 0 && !s->agent_dead) {
+        s->agent_dead = true;
+        epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->pidfd, NULL);
+    }
+    finish_build(d, s);
+    advance_end(d, s);
+}
+
+void sg_slot_on_exit(struct sg_daemon *d, pid_t pid)
+{
+    for (uint32_t n = 0; n < SG_SPAWNER_SLOTS_MAX; n++) {
+        struct sg_slot *s = d->slots[n];
+        if (s != NULL && s->monitor == pid) {
+            s->monitor = 0;
+            if (s->state == BUILDING)
+                fail(d, s, "the sandbox ended while it was built");
+            advance_end(d, s);
+            return;
+        }
+        if (s != NULL && s->wiper == pid) {
+            char name[32];
+            dir_name(s, name);
+            s->wiper = 0;
+            s->has_dir = faccessat(d->slots_dir, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+            if (!s->has_dir)
+                advance_end(d, s);
+            return;
+        }
+    }
+}
+
+static void give_up_ending(struct sg_daemon *d, struct sg_slot *s)
+{
+    struct sg_error err = {0};
+    sg_error_set(&err, SG_INTERNAL, "slot %u: something of it does not go away", s->n);
+    s->deadline_ms = INT64_MAX; /* it may still end; until then the slot cannot be built */
+    answer_failed_build(d, s);
+    answer_destroy(d, s, &err);
+}
+
+int64_t sg_slot_on_time(struct sg_daemon *d, int64_t now_ms)
+{
+    int64_t next = INT64_MAX;
+    for (uint32_t n = 0; n < SG_SPAWNER_SLOTS_MAX; n++) {
+        struct sg_slot *s = d->slots[n];
+        if (s == NULL || s->state == EMPTY || s->state == UP)
+            continue;
+        if (s->deadline_ms <= now_ms && s->state == BUILDING)
+            fail(d, s, "did not come up in time");
+        else if (s->deadline_ms <= now_ms)
+            give_up_ending(d, s);
+        if (s->state != EMPTY && s->deadline_ms < next)
+            next = s->deadline_ms;
+    }
+    return next;
+}
