@@ -80,7 +80,7 @@ void sandbox_free(struct sg_sandbox *sb)
 
 static void group_kill(void *arg)
 {
-    sg_cgroup_kill(arg, NULL, NULL);
+    sg_cgroup_kill(arg);
 }
 
 static void group_free(void *arg)

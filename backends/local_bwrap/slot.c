@@ -377,7 +377,7 @@ static struct gen *gen_new(struct slot *s)
     atomic_init(&g->refs, 1);
     (void)pthread_mutex_init(&g->lock, NULL);
     g->sb.driver = &l->base;
-    g->built = (struct sg_slot_built){.agent_fd = -1, .pidfd = -1, .cgroup_fd = -1, .limit_fds = {-1, -1, -1}};
+    g->built = (struct sg_slot_built){.agent_fd = -1, .pidfd = -1, .cgroup_fd = -1, .oom_fd = -1, .limit_fds = {-1, -1, -1}};
     g->died_task.run = agent_lost_run;
     g->mourn.fire = mourn_over;
     g->agent_closed_task.run = agent_closed_run;

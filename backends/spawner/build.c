@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define SPARE_PROCESSES 16 /* of the agent's own, where commands share its uid */
 #define ARGS_MAX (4U * SG_VIEW_BINDS_MAX + 160U)
 
 _Noreturn static void die(const struct sg_build *b, const char *what)
@@ -90,7 +91,18 @@ static void become_agent(const struct sg_build *b)
         die(b, "cannot enter the user namespace");
 }
 
-static void set_rlimits(void)
+int sg_build_limit(pid_t pid, int64_t pids, int64_t memory_bytes)
+{
+    rlim_t most = (rlim_t)pids + SPARE_PROCESSES;
+    struct rlimit processes = {most, most}, data = {(rlim_t)memory_bytes, (rlim_t)memory_bytes};
+    if (pids > 0 && prlimit(pid, RLIMIT_NPROC, &processes, NULL) < 0)
+        return -errno;
+    if (memory_bytes > 0 && prlimit(pid, RLIMIT_DATA, &data, NULL) < 0)
+        return -errno;
+    return 0;
+}
+
+static void set_rlimits(const struct sg_build *b)
 {
     struct rlimit core = {0, 0}, files, locked = {8U << 20, 8U << 20};
     setrlimit(RLIMIT_CORE, &core);
@@ -100,6 +112,8 @@ static void set_rlimits(void)
         files.rlim_cur = files.rlim_max > 1024 ? 1024 : files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
+    if (b->root_server && (errno = -sg_build_limit(0, b->pids, b->memory_bytes)) != 0)
+        die(b, "cannot set the resource limits");
 }
 
 /* Under memory pressure of the machine sandboxes go before the server. */
@@ -214,7 +228,7 @@ void sg_build_child(const struct sg_build *b)
     setsid();
     mount_disk(b);
     make_writable(b);
-    set_rlimits();
+    set_rlimits(b);
     offer_to_oom_killer();
     struct args a = {.n = 0};
     add_namespaces(&a, b);

@@ -14,11 +14,15 @@ struct sg_build {
     uint32_t agent_uid, command_uid; /* as the spawner sees them: 0 for both under an ordinary-user server */
     int64_t disk_bytes;
     const char *disk_dir;            /* absolute path of a directory to make, or NULL: a tmpfs of disk_bytes */
+    int64_t pids, memory_bytes;      /* by rlimit, under a root server; 0: no */
     pid_t parent;
     int agent_fd, info_fd, error_fd, seccomp_fd; /* CLOEXEC; seccomp_fd is shared and never moved */
 };
 
 /* Never returns: execs bwrap, or writes one line to error_fd and exits. */
 _Noreturn void sg_build_child(const struct sg_build *b);
+
+/* Limits a process and what it starts by rlimit; 0: not. pid 0: the caller. 0 or -errno. */
+int sg_build_limit(pid_t pid, int64_t pids, int64_t memory_bytes);
 
 #endif

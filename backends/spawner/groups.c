@@ -57,7 +57,7 @@ pid_t sg_fork_into(int group)
         pid_t pid = fork();
         return pid < 0 ? -errno : pid;
     }
-    struct clone_args a = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (uint64_t)group};
+    struct clone_args a = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (__u64)(unsigned)group};
     long pid = syscall(SYS_clone3, &a, sizeof a);
     return pid < 0 ? -errno : (pid_t)pid;
 }

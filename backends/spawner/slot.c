@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,7 +15,6 @@
 #include "base/fd.h"
 
 #define END_MS 10000
-#define SPARE_PROCESSES 16 /* of the agent's own, where commands share its uid */
 
 enum state { EMPTY, BUILDING, UP, ENDING };
 
@@ -225,13 +223,16 @@ static void read_info(struct sg_daemon *d, struct sg_slot *s)
     s->info_text[s->info_len] = '\0';
     int pid;
     const char *found = strstr(s->info_text, "\"child-pid\":");
+    if (n <= 0)
+        epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->info, NULL);
     bool whole = found != NULL && strpbrk(found, ",}\n") != NULL && sscanf(found, "\"child-pid\": %d", &pid) == 1;
     if (!whole) {
         if (n <= 0 || s->info_len == sizeof s->info_text - 1)
             fail(d, s, "bubblewrap failed");
         return;
     }
-    s->info = sg_close(s->info);
+    if (s->pidfd >= 0 || s->agent != 0)
+        return; /* the rest of what bwrap writes; the pipe stays open, or it would be killed by it */
     s->agent = (pid_t)pid;
     s->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (s->pidfd < 0 || !is_child_of(s->agent, s->monitor)) {
@@ -254,19 +255,19 @@ static void read_hello(struct sg_daemon *d, struct sg_slot *s)
     epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->server_end, NULL);
 }
 
-/* Set from outside and only now: a limit set earlier would also hold for all processes of an ordinary user's namespace. */
+static int64_t rlimit_for(const struct sg_daemon *d, enum sg_controller c, int64_t limit)
+{
+    return limit > 0 && sg_groups_means(&d->args->groups, c) == SG_MEANS_RLIMIT ? limit : 0;
+}
+
+/* Under an ordinary user they are set from outside and only now: set earlier they would also hold for all processes of
+ * the user namespace around every slot. (A root server's slots have a user each, and it may lack CAP_SYS_RESOURCE.) */
 static int set_rlimits(struct sg_daemon *d, const struct sg_slot *s)
 {
-    rlim_t pids = (rlim_t)s->build.pids + SPARE_PROCESSES, memory = (rlim_t)s->build.memory_bytes;
-    struct rlimit processes = {pids, pids}, data = {memory, memory};
-    const struct sg_groups *g = &d->args->groups;
-    if (s->build.pids > 0 && sg_groups_means(g, SG_CTL_PIDS) == SG_MEANS_RLIMIT &&
-        prlimit(s->agent, RLIMIT_NPROC, &processes, NULL) < 0)
-        return -errno;
-    if (s->build.memory_bytes > 0 && sg_groups_means(g, SG_CTL_MEMORY) == SG_MEANS_RLIMIT &&
-        prlimit(s->agent, RLIMIT_DATA, &data, NULL) < 0)
-        return -errno;
-    return 0;
+    if (d->args->own.root_server)
+        return 0;
+    return sg_build_limit(s->agent, rlimit_for(d, SG_CTL_PIDS, s->build.pids),
+                          rlimit_for(d, SG_CTL_MEMORY, s->build.memory_bytes));
 }
 
 static uint32_t means(const struct sg_daemon *d, enum sg_controller c, int64_t limit)
@@ -323,8 +324,9 @@ static void finish_build(struct sg_daemon *d, struct sg_slot *s)
         return;
     int r = set_rlimits(d, s);
     if (r < 0) {
-        errno = -r;
-        fail(d, s, "cannot set its resource limits");
+        char why[96];
+        snprintf(why, sizeof why, "cannot set its resource limits: %s", strerror(-r));
+        fail(d, s, why);
         return;
     }
     send_built(d, s);
@@ -395,7 +397,9 @@ static int launch(struct sg_daemon *d, struct sg_slot *s, struct sg_error *err)
     const struct sg_build b = {
         .bwrap = d->args->bwrap, .view = &d->view, .root = &d->view.roots[s->build.rootfs + 1], .ns = &s->ns,
         .root_server = d->args->own.root_server, .agent_uid = agent_uid(d, s->n), .command_uid = command_uid(d, s->n),
-        .disk_bytes = s->build.disk_bytes, .disk_dir = dir, .parent = getpid(), .agent_fd = e.agent,
+        .pids = rlimit_for(d, SG_CTL_PIDS, s->build.pids),
+        .memory_bytes = rlimit_for(d, SG_CTL_MEMORY, s->build.memory_bytes), .disk_bytes = s->build.disk_bytes,
+        .disk_dir = dir, .parent = getpid(), .agent_fd = e.agent,
         .info_fd = e.info, .error_fd = e.errors, .seccomp_fd = d->seccomp[s->ns.sealed],
     };
     pid_t pid = sg_fork_into(s->groups.agent);

@@ -424,7 +424,10 @@ static void lose(struct sg_spawner *sp)
     sp->dead = true;
     sg_watch_del(sp->reactor, &sp->watch);
     while (sp->first != NULL) {
-        struct pending *p = pending_take(sp, sp->first->request.id, sp->first->built ? SG_WIRE_BUILT : SG_WIRE_DESTROYED);
+        struct pending *p = sp->first;
+        sp->first = p->next;
+        if (sp->first == NULL)
+            sp->last = &sp->first;
         if (p->built != NULL)
             p->built(p->arg, NULL, &err);
         else
