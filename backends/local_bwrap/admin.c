@@ -4,17 +4,16 @@
 #include "backends/local_bwrap/pool_priv.h"
 #include "base/clock.h"
 
-/* Under local.lock. */
-static uint64_t open_fds(const struct gen *g)
+/* What is open on behalf of the sandbox besides its pidfd; after its end no more is known than whether any is. Under
+ * local.lock. */
+static uint64_t holds(struct gen *g)
 {
     if (g == NULL) {
         return 0;
     }
-    struct gen *open = (struct gen *)(uintptr_t)g;
-    (void)pthread_mutex_lock(&open->lock);
+    (void)pthread_mutex_lock(&g->lock);
     uint64_t n = g->hold != NULL ? sg_hold_count(g->hold) : !g->hold_gone;
-    n += g->agent == NULL && !g->agent_closed;
-    (void)pthread_mutex_unlock(&open->lock);
+    (void)pthread_mutex_unlock(&g->lock);
     return n;
 }
 
@@ -27,7 +26,7 @@ static void report_slot(const struct slot *s, struct sg_slot_info *out)
     out->state = s->state;
     out->generation = s->generation;
     out->uptime_ms = s->born_ms > 0 ? sg_now_ms() - s->born_ms : 0;
-    out->open_fds = open_fds(s->gen);
+    out->open_fds = holds(s->gen);
 }
 
 static void report(struct sg_driver *d, struct sg_slot_report *ret)

@@ -73,7 +73,7 @@ static int health(struct sg_driver *d, struct sg_error *err)
     const struct slot *bad = &l->pools[0].slots[0];
     bool good = false;
     (void)pthread_mutex_lock(&l->lock);
-    for (size_t i = 0; i < l->n_pools && !l->spawner_died; i++) {
+    for (size_t i = 0; i < l->n_pools; i++) {
         for (unsigned k = 0; k < l->pools[i].cfg.size; k++) {
             enum sg_slot_state state = l->pools[i].slots[k].state;
             good = good || (state != SG_SLOT_FAILED && state != SG_SLOT_DEAD);
@@ -104,24 +104,6 @@ static void health_due(struct sg_timer *t)
         (void)sg_agent_stat(s->gen->agent, "/", &done, NULL);
     }
     sg_timer_set(p->l->parts.reactor, t, sg_now_ms() + p->cfg.health_interval_ms);
-}
-
-static void spawner_died(void *arg)
-{
-    struct local *l = arg;
-    struct sg_error why = {0};
-    sg_error_set(&why, SG_UNAVAILABLE, "the spawner process has died; the server must be restarted");
-    sg_error_reason(&why, "spawner_died");
-    (void)pthread_mutex_lock(&l->lock);
-    l->spawner_died = true;
-    (void)pthread_mutex_unlock(&l->lock);
-    for (size_t i = 0; i < l->n_pools; i++) {
-        for (unsigned k = 0; k < l->pools[i].cfg.size; k++) {
-            slot_orphaned(&l->pools[i].slots[k], &why);
-        }
-        pool_fail_waiters(&l->pools[i], &why);
-    }
-    sg_error_clear(&why);
 }
 
 /* ---- end ---- */
@@ -312,10 +294,6 @@ int sg_local_bwrap_new(const struct sg_local_parts *parts, const struct sg_local
     for (; l->n_pools < n_pools; l->n_pools++) {
         pool_init(&l->pools[l->n_pools], l, &pools[l->n_pools], first);
         first += pools[l->n_pools].size;
-    }
-    if (sg_spawner_attach(parts->spawner, parts->reactor, spawner_died, l, err) < 0) {
-        local_unref(l);
-        return -1;
     }
     l->start_task.run = start_run;
     sg_reactor_post(parts->reactor, &l->start_task);

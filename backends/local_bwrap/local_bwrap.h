@@ -16,7 +16,7 @@ int sg_local_pool_config_check(const struct sg_local_pool_config *c, struct sg_e
 struct sg_local_parts {
     struct sg_reactor *reactor;
     struct sg_workq *workq;
-    struct sg_spawner *spawner; /* started, not yet attached to a reactor: the driver does that */
+    struct sg_spawner *spawner; /* started and attached to the reactor; when it dies all slots become FAILED */
 };
 
 /* Makes the pools and starts building their slots; returns before they are READY. Slots are numbered through all pools.

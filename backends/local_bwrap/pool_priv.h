@@ -39,8 +39,8 @@ struct ending {
 
 enum gen_fate { GEN_ALIVE, GEN_RELEASED, GEN_LOST };
 
-/* One sandbox, from its build to the close of the last descriptor that came out of it. References: the slot, the agent
- * client until it has closed, the hold until it is gone, the sandbox while leased, calls under way. */
+/* One sandbox, from its build to the close of the last descriptor that came out of it. References: the slot, the hold
+ * until it is gone, the sandbox while leased, calls under way. */
 struct gen {
     struct sg_sandbox sb;
     atomic_int refs;
@@ -52,9 +52,10 @@ struct gen {
     enum gen_fate fate;
     struct sg_error why;       /* of GEN_LOST */
     struct sg_error agent_why; /* what the agent's client said of its end */
-    struct sg_hold *hold;      /* of files and sockets handed out; the first reference is ours */
+    struct sg_hold *hold;      /* of all descriptors of the sandbox; the first reference is ours, until it ends */
 
     struct sg_slot_built built; /* without agent_fd and cgroup_fd; constant once READY */
+    unsigned n_limit_fds;       /* the first ones of built.limit_fds */
     struct sg_watch death;      /* pidfd */
     struct sg_timer mourn;      /* the process has died: what the agent's client has to say about it by */
 
@@ -69,11 +70,9 @@ struct gen {
     struct ending *endings;
 
     /* written under local.lock */
-    bool agent_closed; /* no descriptor of the agent's client is open */
-    bool hold_gone;    /* no file or socket handed out is open */
+    bool hold_gone; /* no descriptor that came out of the sandbox is open */
 
     struct sg_task died_task;
-    struct sg_task agent_closed_task;
     struct sg_task hold_gone_task;
     struct sg_task freed_task;
 };
@@ -136,6 +135,7 @@ struct local {
     size_t n_pools;
     struct slot *build_queue;
     unsigned building;
+    bool pumping;
     bool closing;
     struct sg_task start_task;
     struct sg_task close_task;
@@ -143,8 +143,7 @@ struct local {
 
     pthread_mutex_t lock;
     pthread_cond_t cond;
-    bool closed;       /* nothing is posted to the reactor any more */
-    bool spawner_died; /* no slot can be built again */
+    bool closed; /* nothing is posted to the reactor any more */
 };
 
 /* local_bwrap.c */
@@ -177,8 +176,6 @@ void gen_release(struct gen *g, const struct sg_done *done);
 void slot_recycle(struct slot *s);
 /* The driver ends: so does the slot, as soon as it can. */
 void slot_close(struct slot *s);
-/* The spawner has died and everything it made with it. */
-void slot_orphaned(struct slot *s, const struct sg_error *why);
 void slot_retry(struct sg_timer *t);
 struct gen *gen_ref(struct gen *g);
 void gen_unref(struct gen *g);

@@ -1,4 +1,4 @@
-/* What is asked of a leased sandbox: handed on to its agent, with the descriptors that come out counted. Any thread. */
+/* What is asked of a leased sandbox: handed on to its agent. Any thread. */
 #include <jansson.h>
 
 #include "backends/local_bwrap/pool_priv.h"
@@ -17,14 +17,6 @@ static struct sg_agent *agent_of(struct gen *g, struct sg_error *err)
     }
     (void)pthread_mutex_unlock(&g->lock);
     return a;
-}
-
-static struct sg_hold *hold_of(struct gen *g)
-{
-    (void)pthread_mutex_lock(&g->lock);
-    struct sg_hold *h = sg_hold_ref(g->hold);
-    (void)pthread_mutex_unlock(&g->lock);
-    return h;
 }
 
 /* ---- end ---- */
@@ -78,31 +70,55 @@ void sandbox_free(struct sg_sandbox *sb)
 
 /* ---- exec ---- */
 
+/* What kills a command and all it started, and tells why the kernel did. */
+struct group {
+    struct gen *g; /* one reference: oom_fd */
+    struct sg_cgroup *cgroup; /* NULL: the agent's helper does it */
+    int64_t oom_before;
+};
+
 static void group_kill(void *arg)
 {
-    sg_cgroup_kill(arg);
+    sg_cgroup_kill(((struct group *)arg)->cgroup);
+}
+
+static bool group_oom(void *arg)
+{
+    const struct group *group = arg;
+    return sg_oom_kills(group->g->built.oom_fd) > group->oom_before;
 }
 
 static void group_free(void *arg)
 {
-    sg_cgroup_release(arg);
+    struct group *group = arg;
+    if (group->cgroup != NULL) {
+        sg_cgroup_release(group->cgroup);
+    }
+    gen_unref(group->g);
+    free(group);
 }
 
-static int tree_for(struct gen *g, struct sg_agent_tree *tree, struct sg_error *err)
+static int group_new(struct gen *g, struct sg_agent_tree *tree, struct sg_error *err)
 {
-    struct sg_cgroup *group = NULL;
-    if (g->built.tree_kill != SG_TREE_KILL_CGROUP) {
-        return 0; /* the agent puts a helper over the command */
-    }
-    if (sg_cgroups_acquire(g->slot->cgroups, &group, err) < 0) {
+    struct sg_cgroup *cgroup = NULL;
+    if (g->built.tree_kill == SG_TREE_KILL_CGROUP && sg_cgroups_acquire(g->slot->cgroups, &cgroup, err) < 0) {
         return -1;
     }
-    *tree = (struct sg_agent_tree){.kill = group_kill, .free = group_free, .arg = group};
-    tree->procs[tree->n_procs++] = sg_cgroup_procs(group);
-    for (size_t i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
-        if (g->built.limit_fds[i] >= 0) {
-            tree->procs[tree->n_procs++] = g->built.limit_fds[i];
-        }
+    struct group *group = sg_xcalloc(1, sizeof *group);
+    group->g = gen_ref(g);
+    group->cgroup = cgroup;
+    group->oom_before = sg_oom_kills(g->built.oom_fd);
+    *tree = (struct sg_agent_tree){.oom = group_oom,
+                                   .free = group_free,
+                                   .arg = group,
+                                   .group_dir = -1,
+                                   .group_procs = -1,
+                                   .tasks = g->built.limit_fds,
+                                   .n_tasks = g->n_limit_fds};
+    if (cgroup != NULL) {
+        tree->kill = group_kill;
+        tree->group_dir = sg_cgroup_dir(cgroup);
+        tree->group_procs = sg_cgroup_procs(cgroup);
     }
     return 0;
 }
@@ -116,10 +132,10 @@ int sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const s
     if (a == NULL) {
         return -1;
     }
-    int rc = tree_for(g, &tree, err);
+    int rc = group_new(g, &tree, err);
     if (rc == 0) {
-        rc = sg_agent_exec_start(a, spec, tree.kill != NULL ? &tree : NULL, sink, ret, err);
-        if (rc < 0 && tree.free != NULL) {
+        rc = sg_agent_exec_start(a, spec, &tree, sink, ret, err);
+        if (rc < 0) {
             tree.free(tree.arg);
         }
     }
@@ -129,39 +145,11 @@ int sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const s
 
 /* ---- files ---- */
 
-struct get_call {
-    struct sg_hold *hold; /* one reference, goes along with the source */
-    struct sg_file_source_done done;
-};
-
-static void get_done(void *arg, struct sg_file_source *src, const struct sg_error *err)
-{
-    struct get_call *c = arg;
-    if (src != NULL) {
-        src->hold = sg_steal(&c->hold);
-    }
-    sg_hold_unref(c->hold);
-    c->done.fn(c->done.arg, src, err);
-    free(c);
-}
-
 static int file_get(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done,
                     struct sg_error *err)
 {
-    struct gen *g = (struct gen *)sb;
-    struct sg_agent *a = agent_of(g, err);
-    if (a == NULL) {
-        return -1;
-    }
-    struct get_call *c = sg_xcalloc(1, sizeof *c);
-    c->hold = hold_of(g);
-    c->done = *done;
-    const struct sg_file_source_done mine = {.fn = get_done, .arg = c};
-    int rc = sg_agent_get(a, path, &mine, err);
-    if (rc < 0) {
-        sg_hold_unref(c->hold);
-        free(c);
-    }
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_get(a, path, done, err) : -1;
     sg_agent_unref(a);
     return rc;
 }
@@ -232,38 +220,11 @@ const struct sg_file_ops sandbox_files = {
 
 /* ---- dial ---- */
 
-struct dial_call {
-    struct sg_hold *hold; /* one reference, goes along with the socket */
-    struct sg_dial_done done;
-};
-
-static void dial_done(void *arg, int fd, struct sg_hold *none, const struct sg_error *err)
-{
-    struct dial_call *c = arg;
-    struct sg_hold *hold = fd >= 0 ? sg_steal(&c->hold) : NULL;
-    (void)none; /* the agent's client counts only its own */
-    sg_hold_unref(c->hold);
-    c->done.fn(c->done.arg, fd, hold, err);
-    free(c);
-}
-
 int sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
                  struct sg_error *err)
 {
-    struct gen *g = (struct gen *)sb;
-    struct sg_agent *a = agent_of(g, err);
-    if (a == NULL) {
-        return -1;
-    }
-    struct dial_call *c = sg_xcalloc(1, sizeof *c);
-    c->hold = hold_of(g);
-    c->done = *done;
-    const struct sg_dial_done mine = {.fn = dial_done, .arg = c};
-    int rc = sg_agent_dial(a, port, deadline_ms, &mine, err);
-    if (rc < 0) {
-        sg_hold_unref(c->hold);
-        free(c);
-    }
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_dial(a, port, deadline_ms, done, err) : -1;
     sg_agent_unref(a);
     return rc;
 }

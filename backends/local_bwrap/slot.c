@@ -86,13 +86,6 @@ static void set_gen(struct slot *s, struct gen *g)
     (void)pthread_mutex_unlock(&l->lock);
 }
 
-static void set_flag(struct local *l, bool *flag, bool value)
-{
-    (void)pthread_mutex_lock(&l->lock);
-    *flag = value;
-    (void)pthread_mutex_unlock(&l->lock);
-}
-
 static void set_last_error(struct slot *s, const struct sg_error *err)
 {
     struct local *l = s->pool->l;
@@ -113,10 +106,6 @@ static void retry_later(struct slot *s, enum sg_slot_state state)
     }
     delay = delay < RETRY_MAX_MS ? delay : RETRY_MAX_MS;
     slot_set_state(s, s->failures >= FAILURES_FAILED || s->undead ? SG_SLOT_FAILED : state);
-    if (delay == 0 && !s->undead) {
-        slot_want(s);
-        return;
-    }
     sg_timer_set(l->parts.reactor, &s->retry, sg_now_ms() + (s->undead ? RETRY_MAX_MS : delay));
 }
 
@@ -137,7 +126,7 @@ void slot_want(struct slot *s)
 {
     struct local *l = s->pool->l;
     sg_timer_cancel(l->parts.reactor, &s->retry);
-    if (l->closing || l->spawner_died || s->queued || s->gen != NULL) {
+    if (l->closing || s->queued || s->gen != NULL) {
         return;
     }
     s->queued = true;
@@ -169,21 +158,6 @@ static void build_failed(struct slot *s, const struct sg_error *err)
 }
 
 /* Any thread. */
-static void agent_closed(void *arg)
-{
-    struct gen *g = arg;
-    gen_post(g, &g->agent_closed_task); /* takes over the client's reference */
-}
-
-static void agent_closed_run(struct sg_task *t)
-{
-    struct gen *g = GEN_OF(t, agent_closed_task);
-    set_flag(g->l, &g->agent_closed, true);
-    slot_empty(g->slot);
-    gen_unref(g);
-}
-
-/* Any thread. */
 static void hold_gone(void *arg)
 {
     struct gen *g = arg;
@@ -193,7 +167,9 @@ static void hold_gone(void *arg)
 static void hold_gone_run(struct sg_task *t)
 {
     struct gen *g = GEN_OF(t, hold_gone_task);
-    set_flag(g->l, &g->hold_gone, true);
+    (void)pthread_mutex_lock(&g->l->lock);
+    g->hold_gone = true;
+    (void)pthread_mutex_unlock(&g->l->lock);
     slot_empty(g->slot);
     gen_unref(g);
 }
@@ -321,11 +297,17 @@ static int gen_open(struct gen *g, struct sg_slot_built *b, struct sg_error *err
         .workq = l->parts.workq,
         .isolation = b->isolation == SG_ISOLATION_UID ? SG_AGENT_UID : SG_AGENT_DUMPABLE,
         .ready = agent_ready,
+        .hold = g->hold,
         .lost = agent_lost,
-        .closed = agent_closed,
         .arg = g,
     };
     g->built = *b;
+    for (size_t i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
+        g->built.limit_fds[i] = -1;
+        if (b->limit_fds[i] >= 0) {
+            g->built.limit_fds[g->n_limit_fds++] = b->limit_fds[i];
+        }
+    }
     int agent_fd = sg_steal_fd(&g->built.agent_fd);
     g->death = (struct sg_watch){.ready = process_died, .fd = g->built.pidfd};
     if (adopt_groups(g->slot, g, err) < 0 || sg_watch_add(l->parts.reactor, &g->death, EPOLLIN, err) < 0) {
@@ -333,11 +315,7 @@ static int gen_open(struct gen *g, struct sg_slot_built *b, struct sg_error *err
         return -1;
     }
     struct sg_agent *agent = NULL;
-    set_flag(l, &g->agent_closed, false);
-    gen_ref(g);
     if (sg_agent_new(agent_fd, &o, &agent, err) < 0) {
-        set_flag(l, &g->agent_closed, true);
-        gen_unref(g);
         return -1;
     }
     (void)pthread_mutex_lock(&g->lock);
@@ -377,12 +355,10 @@ static struct gen *gen_new(struct slot *s)
     atomic_init(&g->refs, 1);
     (void)pthread_mutex_init(&g->lock, NULL);
     g->sb.driver = &l->base;
-    g->built = (struct sg_slot_built){.agent_fd = -1, .pidfd = -1, .cgroup_fd = -1, .oom_fd = -1, .limit_fds = {-1, -1, -1}};
+    g->built = (struct sg_slot_built){.agent_fd = -1, .pidfd = -1, .cgroup_fd = -1, .limit_fds = {-1, -1, -1}, .oom_fd = -1};
     g->died_task.run = agent_lost_run;
     g->mourn.fire = mourn_over;
-    g->agent_closed_task.run = agent_closed_run;
     g->hold_gone_task.run = hold_gone_run;
-    g->agent_closed = true; /* until there is one */
     g->hold = sg_hold_new(hold_gone, gen_ref(g));
     (void)snprintf(g->sb.id, sizeof g->sb.id, "%.40s.%llu", s->name, (unsigned long long)s->generation + 1);
     return g;
@@ -412,8 +388,13 @@ static void build_one(struct slot *s)
     sg_spawner_build(l->parts.spawner, &spec, gen_built, gen_ref(g));
 }
 
+/* A build may fail at once and come back here from inside: the outermost call does the work. */
 static void build_next(struct local *l)
 {
+    if (l->pumping) {
+        return;
+    }
+    l->pumping = true;
     while (!l->closing && l->building < BUILDS_MAX && l->build_queue != NULL) {
         struct slot *s = l->build_queue;
         DL_DELETE2(l->build_queue, s, bprev, bnext);
@@ -421,6 +402,7 @@ static void build_next(struct local *l)
         l->building++;
         build_one(s);
     }
+    l->pumping = false;
 }
 
 /* ---- end ---- */
@@ -443,7 +425,10 @@ static void gen_destroyed(void *arg, const struct sg_error *err)
 {
     struct gen *g = arg;
     struct slot *s = g->slot;
-    if (err != NULL && !g->l->closing && !g->l->spawner_died) {
+    if (err != NULL && err->code == SG_UNAVAILABLE) {
+        err = NULL; /* the spawner has died, and everything it had made with it */
+    }
+    if (err != NULL && !g->l->closing) {
         set_last_error(s, err);
         s->undead = true;
         tell_endings(g, err);
@@ -491,21 +476,19 @@ static void slot_empty(struct slot *s)
 {
     struct gen *g = s->gen;
     struct local *l = s->pool->l;
-    if (g == NULL || !g->destroyed || !g->agent_closed || !g->hold_gone || g->leased) {
+    if (g == NULL || !g->destroyed || !g->hold_gone || g->leased) {
         return;
     }
     set_gen(s, NULL);
     gen_unref(g);
-    if (l->closing || l->spawner_died) {
-        slot_set_state(s, l->closing ? SG_SLOT_DEAD : SG_SLOT_FAILED);
+    if (l->closing) {
+        slot_set_state(s, SG_SLOT_DEAD);
         local_maybe_closed(l);
-        return;
-    }
-    if (s->failures > 0) {
+    } else if (s->failures > 0) {
         retry_later(s, s->state);
-        return;
+    } else {
+        slot_want(s);
     }
-    slot_want(s);
 }
 
 void gen_release(struct gen *g, const struct sg_done *done)
@@ -571,22 +554,5 @@ void slot_close(struct slot *s)
     }
     g->leased = false;
     gen_end(g);
-    slot_empty(s);
-}
-
-void slot_orphaned(struct slot *s, const struct sg_error *why)
-{
-    struct gen *g = s->gen;
-    sg_timer_cancel(s->pool->l->parts.reactor, &s->retry);
-    set_last_error(s, why);
-    if (g == NULL) {
-        slot_set_state(s, SG_SLOT_FAILED);
-        return;
-    }
-    if (s->undead) {
-        s->undead = false;
-        g->destroyed = true;
-    }
-    gen_died(g, why);
     slot_empty(s);
 }
