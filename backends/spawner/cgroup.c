@@ -2,7 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
@@ -10,8 +12,10 @@
 
 struct sg_cgroup {
     struct sg_cgroups *all;
-    struct sg_cgroup *next; /* in all->every */
+    struct sg_cgroup *next, **at; /* in all->every */
     struct sg_cgroup *next_idle;
+    char name[24];
+    atomic_bool killed; /* never used again: see cgroup.h */
     struct sg_watch watch; /* of events, while released and still populated */
     int dir, procs, kill, events;
 };
@@ -23,6 +27,7 @@ struct sg_cgroups {
     pthread_mutex_t lock; /* guards the rest */
     struct sg_cgroup *every, *idle;
     unsigned n;
+    uint64_t made; /* names are never used twice */
 };
 
 int sg_cgroups_new(struct sg_cgroups **ret, struct sg_reactor *r, int dirfd, uint32_t agent_uid, struct sg_error *err)
@@ -55,6 +60,7 @@ struct sg_cgroups *sg_cgroups_free(struct sg_cgroups *gs)
         struct sg_cgroup *g = gs->every;
         gs->every = g->next;
         sg_watch_del(gs->reactor, &g->watch);
+        (void)unlinkat(gs->dir, g->name, AT_REMOVEDIR); /* the spawner removes what is still busy */
         group_free(g);
     }
     sg_close(gs->dir);
@@ -71,12 +77,26 @@ bool sg_cgroup_populated(const struct sg_cgroup *g)
     return strstr(text, "populated 1") != NULL;
 }
 
-static void make_idle(struct sg_cgroup *g)
+/* The group is empty and nobody holds it. */
+static void put_back(struct sg_cgroup *g)
 {
-    pthread_mutex_lock(&g->all->lock);
-    g->next_idle = g->all->idle;
-    g->all->idle = g;
-    pthread_mutex_unlock(&g->all->lock);
+    struct sg_cgroups *gs = g->all;
+    bool again = !atomic_load(&g->killed);
+    pthread_mutex_lock(&gs->lock);
+    if (again) {
+        g->next_idle = gs->idle;
+        gs->idle = g;
+    } else {
+        *g->at = g->next;
+        if (g->next != NULL)
+            g->next->at = g->at;
+        gs->n--;
+    }
+    pthread_mutex_unlock(&gs->lock);
+    if (!again) {
+        (void)unlinkat(gs->dir, g->name, AT_REMOVEDIR);
+        group_free(g);
+    }
 }
 
 /* Reactor thread: the group's population has changed since it was last read. */
@@ -87,17 +107,15 @@ static void changed(struct sg_watch *w, uint32_t events)
     if (sg_cgroup_populated(g))
         return;
     sg_watch_del(g->all->reactor, w);
-    make_idle(g);
+    put_back(g);
 }
 
-static int open_group(struct sg_cgroup *g, unsigned number, struct sg_error *err)
+static int open_group(struct sg_cgroup *g, struct sg_error *err)
 {
     struct sg_cgroups *gs = g->all;
-    char name[32];
-    snprintf(name, sizeof name, "x%u", number);
-    if (mkdirat(gs->dir, name, 0755) < 0 && errno != EEXIST)
+    if (mkdirat(gs->dir, g->name, 0755) < 0 && errno != EEXIST)
         return sg_error_sys(err, SG_OVERLOADED, errno, "cannot make a control group");
-    g->dir = openat(gs->dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    g->dir = openat(gs->dir, g->name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (g->dir < 0)
         return sg_error_sys(err, SG_INTERNAL, errno, "cannot open a control group");
     if (geteuid() == 0 && gs->agent_uid != 0 && fchownat(g->dir, "cgroup.procs", gs->agent_uid, (gid_t)-1, 0) < 0)
@@ -111,40 +129,51 @@ static int open_group(struct sg_cgroup *g, unsigned number, struct sg_error *err
     return 0;
 }
 
-static struct sg_cgroup *take_idle(struct sg_cgroups *gs, unsigned *number)
+/* An idle one, or leave to make the *number-th. Neither: too many. */
+static struct sg_cgroup *take_idle(struct sg_cgroups *gs, uint64_t *number)
 {
     pthread_mutex_lock(&gs->lock);
     struct sg_cgroup *g = gs->idle;
-    if (g != NULL)
+    if (g != NULL) {
         gs->idle = g->next_idle;
-    else if (gs->n < SG_CGROUPS_MAX)
-        *number = gs->n++;
+    } else if (gs->n < SG_CGROUPS_MAX) {
+        gs->n++;
+        *number = ++gs->made;
+    }
     pthread_mutex_unlock(&gs->lock);
     return g;
 }
 
-static int make_group(struct sg_cgroups *gs, unsigned number, struct sg_cgroup **ret, struct sg_error *err)
+static int make_group(struct sg_cgroups *gs, uint64_t number, struct sg_cgroup **ret, struct sg_error *err)
 {
     struct sg_cgroup *g = sg_xcalloc(1, sizeof *g);
     g->all = gs;
     g->dir = g->procs = g->kill = g->events = -1;
-    if (open_group(g, number, err) < 0) {
-        group_free(g);
-        return -1;
-    }
+    snprintf(g->name, sizeof g->name, "x%" PRIu64, number);
+    int r = open_group(g, err);
     pthread_mutex_lock(&gs->lock);
-    g->next = gs->every;
-    gs->every = g;
+    if (r == 0) {
+        g->next = gs->every;
+        g->at = &gs->every;
+        if (g->next != NULL)
+            g->next->at = &g->next;
+        gs->every = g;
+    } else {
+        gs->n--;
+    }
     pthread_mutex_unlock(&gs->lock);
-    *ret = g;
-    return 0;
+    if (r == 0)
+        *ret = g;
+    else
+        group_free(g);
+    return r;
 }
 
 int sg_cgroups_acquire(struct sg_cgroups *gs, struct sg_cgroup **ret, struct sg_error *err)
 {
-    unsigned number = SG_CGROUPS_MAX;
+    uint64_t number = 0;
     struct sg_cgroup *g = take_idle(gs, &number);
-    if (g == NULL && number == SG_CGROUPS_MAX)
+    if (g == NULL && number == 0)
         return sg_error_set(err, SG_OVERLOADED, "%u commands or their children run in this sandbox already",
                             SG_CGROUPS_MAX);
     if (g == NULL && make_group(gs, number, &g, err) < 0)
@@ -156,7 +185,7 @@ int sg_cgroups_acquire(struct sg_cgroups *gs, struct sg_cgroup **ret, struct sg_
 void sg_cgroup_release(struct sg_cgroup *g)
 {
     if (!sg_cgroup_populated(g)) {
-        make_idle(g);
+        put_back(g);
         return;
     }
     /* A change after the reading above makes the watch fire at once. */
@@ -177,6 +206,7 @@ int sg_cgroup_procs(const struct sg_cgroup *g)
 void sg_cgroup_kill(struct sg_cgroup *g)
 {
     ssize_t n;
+    atomic_store(&g->killed, true);
     do {
         n = write(g->kill, "1", 1);
     } while (n < 0 && errno == EINTR);

@@ -2,8 +2,12 @@
  *
  * They live in the directory that sg_spawner_build() gives (struct sg_slot_built.cgroup_fd). Groups are reused once they
  * are empty, so an exec costs no mkdir. A command enters its group at birth, by clone3(CLONE_INTO_CGROUP) with
- * sg_cgroup_dir(), or by writing "0" to sg_cgroup_procs(); the latter is cheap when it happens all the time, but after some
- * 10 ms of quiet it waits for an RCU grace period (measured: 12 to 24 ms), the former never does.
+ * sg_cgroup_dir(), or by writing "0" to sg_cgroup_procs(). The latter is cheap when it happens all the time, but after some
+ * 10 ms of quiet it waits for an RCU grace period (measured: 12 to 24 ms); the former never does.
+ *
+ * A group in which cgroup.kill was used is removed, not reused: kernels since 6.8 compare the kill count of the parent's
+ * group with that of the group the child is born in, and kill at birth whoever enters a group with another count (seen
+ * on 6.18). For the same reason nobody may use cgroup.kill on a slot's whole branch and go on using it.
  *
  * Any thread; nothing blocks. A group that has become empty is heard of through its cgroup.events, never by asking in
  * a loop.

@@ -10,7 +10,6 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -156,29 +155,6 @@ static void settle_process(const struct sg_daemon_args *a)
     }
 }
 
-/* Can a process be born in a group here? Old kernels and some containers say no. */
-static void try_groups(struct sg_groups *g)
-{
-    if (g->v2 < 0)
-        return;
-    int trial = -1;
-    if (mkdirat(g->v2, "trial", 0755) == 0 || errno == EEXIST)
-        trial = openat(g->v2, "trial", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    pid_t pid = trial < 0 ? -EPERM : sg_fork_into(trial);
-    if (pid == 0)
-        _exit(0);
-    if (pid > 0)
-        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-            ;
-    sg_close(trial);
-    unlinkat(g->v2, "trial", AT_REMOVEDIR);
-    if (pid < 0) {
-        unlinkat(g->v2_parent, g->name, AT_REMOVEDIR);
-        g->v2 = sg_close(g->v2);
-        g->v2_controllers = false;
-    }
-}
-
 static int start(struct sg_daemon *d, int *signals, struct sg_error *err)
 {
     struct sg_daemon_args *a = d->args;
@@ -199,7 +175,7 @@ static int start(struct sg_daemon *d, int *signals, struct sg_error *err)
         sg_seccomp_filter(flags, &d->seccomp[0], err) < 0 ||
         sg_seccomp_filter(flags | SG_SECCOMP_CLONE3, &d->seccomp[1], err) < 0)
         return -1;
-    try_groups(&a->groups);
+    sg_groups_try(&a->groups);
     return 0;
 }
 

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -51,24 +52,52 @@ static int make_dir(int parent, const char *name)
     return open_dir(parent, name);
 }
 
-pid_t sg_fork_into(int group)
+static pid_t born_into(int group)
 {
-    if (group < 0) {
-        pid_t pid = fork();
-        return pid < 0 ? -errno : pid;
-    }
     struct clone_args a = {.flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (__u64)(unsigned)group};
     long pid = syscall(SYS_clone3, &a, sizeof a);
     return pid < 0 ? -errno : (pid_t)pid;
 }
 
-/* ---- killing and removing ---- */
-
-static bool is_populated(int dir)
+pid_t sg_groups_fork(const struct sg_groups *g, int group)
 {
-    char text[256];
-    return read_text(dir, "cgroup.events", text, sizeof text) > 0 && strstr(text, "populated 1") != NULL;
+    if (group >= 0 && !g->no_birth)
+        return born_into(group);
+    pid_t pid = fork();
+    if (pid == 0 && group >= 0 && write_file(group, "cgroup.procs", "0") < 0)
+        _exit(99);
+    return pid < 0 ? -errno : pid;
 }
+
+/* Does a process get into the group and live there? */
+static bool try_fork(const struct sg_groups *g, int group)
+{
+    int status = -1;
+    pid_t pid = sg_groups_fork(g, group);
+    if (pid == 0)
+        _exit(0);
+    if (pid > 0)
+        while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+            ;
+    return status == 0;
+}
+
+void sg_groups_try(struct sg_groups *g)
+{
+    if (g->v2 < 0)
+        return;
+    sg_cleanup(sg_close_p) int trial = make_dir(g->v2, "trial");
+    g->no_birth = trial >= 0 && !try_fork(g, trial);
+    bool works = trial >= 0 && (!g->no_birth || try_fork(g, trial));
+    unlinkat(g->v2, "trial", AT_REMOVEDIR);
+    if (works)
+        return;
+    unlinkat(g->v2_parent, g->name, AT_REMOVEDIR);
+    g->v2 = sg_close(g->v2);
+    g->v2_controllers = false;
+}
+
+/* ---- killing and removing ---- */
 
 /* The kernel wakes us for each change of cgroup.events, so there is nothing to loop for but other changes. */
 static void wait_empty(int dir, int64_t deadline_ms)
@@ -402,12 +431,6 @@ int sg_slot_groups_oom_fd(struct sg_groups *g, struct sg_slot_groups *s, uint32_
         return -1;
     sg_cleanup(sg_close_p) int dir = open_v1(g, SG_CTL_MEMORY, n);
     return dir < 0 ? -1 : openat(dir, "memory.oom_control", O_RDONLY | O_CLOEXEC);
-}
-
-void sg_slot_groups_kill(struct sg_slot_groups *s)
-{
-    if (s->slot >= 0 && is_populated(s->slot))
-        write_file(s->slot, "cgroup.kill", "1");
 }
 
 void sg_slot_groups_finish(struct sg_slot_groups *s)

@@ -20,6 +20,7 @@ struct sg_groups {
     int v2;                   /* directory sandgate-<id>, or -1 */
     int v2_parent;
     bool v2_controllers;      /* v2 enforces all three */
+    bool no_birth;            /* clone3(CLONE_INTO_CGROUP) does not work here */
     int v1[SG_CTL_COUNT];     /* likewise; -1 where v2 does it or nobody can */
     int v1_parent[SG_CTL_COUNT];
     char name[32];            /* sandgate-<id> */
@@ -36,6 +37,8 @@ struct sg_slot_groups {
  * then. */
 int sg_groups_open(struct sg_groups *g, const char *state_dir, struct sg_error *err);
 void sg_groups_init(struct sg_groups *g); /* no groups at all */
+/* Tries a birth; without any way into a group v2 is given up. In the spawner. */
+void sg_groups_try(struct sg_groups *g);
 /* Closes the descriptors, removes nothing. */
 void sg_groups_finish(struct sg_groups *g);
 /* Kills what is in them, waits until deadline_ms (sg_now_ms() time) and removes them. */
@@ -55,13 +58,11 @@ int sg_slot_groups_limit(struct sg_groups *g, struct sg_slot_groups *s, uint32_t
 /* For the server: `tasks` files of the v1 groups, and the file that counts kills for want of memory; -1: none. */
 int sg_slot_groups_limit_fds(struct sg_groups *g, uint32_t n, int fds[SG_SLOT_LIMIT_FDS], struct sg_error *err);
 int sg_slot_groups_oom_fd(struct sg_groups *g, struct sg_slot_groups *s, uint32_t n);
-/* SIGKILL for everything in the slot's v2 branch. */
-void sg_slot_groups_kill(struct sg_slot_groups *s);
 void sg_slot_groups_finish(struct sg_slot_groups *s);
 
-/* Forks into a v2 group (plainly for -1). 0 in the child, the pid in the parent, or -errno. Only in a process with one
- * thread. */
-pid_t sg_fork_into(int group);
+/* Forks into a v2 group (plainly for -1): the child is born there, or moves there first if g says that birth does not
+ * work. 0 in the child, the pid in the parent, or -errno. Only in a process with one thread. */
+pid_t sg_groups_fork(const struct sg_groups *g, int group);
 
 /* Own group of a hierarchy as a path below its mount; controller NULL: v2. From the text of mountinfo and of /proc/self/cgroup.
  * false: not mounted or not visible. */

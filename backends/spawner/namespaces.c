@@ -110,14 +110,14 @@ static void explain(struct sg_error *err, int status)
         sg_error_wrap(err, "the kernel refused to %s", steps[step_no]);
 }
 
-int sg_namespaces_make(struct sg_namespaces *ns, int group, uint32_t agent_uid, uint32_t command_uid,
-                       struct sg_error *err)
+int sg_namespaces_make(struct sg_namespaces *ns, const struct sg_groups *g, int group, uint32_t agent_uid,
+                       uint32_t command_uid, struct sg_error *err)
 {
     *ns = (struct sg_namespaces){.user = -1, .cgroup = -1};
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make a socket pair");
-    pid_t pid = sg_fork_into(group);
+    pid_t pid = sg_groups_fork(g, group);
     if (pid == 0) {
         close(pair[0]);
         maker(pair[1], (uid_t)agent_uid);

@@ -1,5 +1,6 @@
 #include "backends/spawner/slot.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -135,7 +136,7 @@ static void start_wiper(struct sg_daemon *d, struct sg_slot *s)
 {
     char name[32];
     dir_name(s, name);
-    s->wiper = sg_fork_into(-1);
+    s->wiper = sg_groups_fork(&d->args->groups, -1);
     if (s->wiper == 0)
         _exit(sg_remove_tree(d->slots_dir, name, NULL) < 0 ? 1 : 0);
     if (s->wiper < 0)
@@ -158,6 +159,45 @@ static void advance_end(struct sg_daemon *d, struct sg_slot *s)
     answer_destroy(d, s, NULL);
 }
 
+static bool is_child_of(pid_t pid, pid_t parent)
+{
+    char path[64], *text = NULL;
+    size_t len;
+    int found = -1;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    if (sg_read_file(path, 4096, &text, &len, NULL) == 0 && text != NULL) {
+        const char *behind_name = strrchr(text, ')');
+        if (behind_name == NULL || sscanf(behind_name, ") %*c %d", &found) != 1)
+            found = -1;
+    }
+    free(text);
+    return found == (int)parent;
+}
+
+/* A bwrap or a wiper, or the agent of a slot whose bwrap is gone. */
+static bool is_known(const struct sg_daemon *d, pid_t pid)
+{
+    for (uint32_t n = 0; n < SG_SPAWNER_SLOTS_MAX; n++) {
+        const struct sg_slot *s = d->slots[n];
+        if (s != NULL && (s->monitor == pid || s->wiper == pid || (s->pidfd >= 0 && s->agent == pid)))
+            return true;
+    }
+    return false;
+}
+
+/* bwrap was killed before it said what its child is: that child is ours now, and waits for bwrap for ever. */
+static void kill_orphans(struct sg_daemon *d)
+{
+    DIR *proc = opendir("/proc");
+    for (struct dirent *e = proc != NULL ? readdir(proc) : NULL; e != NULL; e = readdir(proc)) {
+        pid_t pid = (pid_t)strtol(e->d_name, NULL, 10);
+        if (pid > 1 && is_child_of(pid, getpid()) && !is_known(d, pid))
+            kill(pid, SIGKILL);
+    }
+    if (proc != NULL)
+        closedir(proc);
+}
+
 static void begin_end(struct sg_daemon *d, struct sg_slot *s)
 {
     bool known = s->pidfd >= 0;
@@ -170,7 +210,6 @@ static void begin_end(struct sg_daemon *d, struct sg_slot *s)
     }
     if (s->monitor != 0)
         kill(s->monitor, SIGKILL);
-    sg_slot_groups_kill(&s->groups);
     advance_end(d, s);
 }
 
@@ -198,22 +237,6 @@ static void fail(struct sg_daemon *d, struct sg_slot *s, const char *why)
 
 /* ---- the way up ---- */
 
-/* The number bwrap wrote is that of its child only while bwrap has not reaped it. */
-static bool is_child_of(pid_t pid, pid_t parent)
-{
-    char path[64], *text = NULL;
-    size_t len;
-    int found = -1;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    if (sg_read_file(path, 4096, &text, &len, NULL) == 0 && text != NULL) {
-        const char *behind_name = strrchr(text, ')');
-        if (behind_name == NULL || sscanf(behind_name, ") %*c %d", &found) != 1)
-            found = -1;
-    }
-    free(text);
-    return found == (int)parent;
-}
-
 static void read_info(struct sg_daemon *d, struct sg_slot *s)
 {
     ssize_t n = read(s->info, s->info_text + s->info_len, sizeof s->info_text - 1 - s->info_len);
@@ -235,6 +258,7 @@ static void read_info(struct sg_daemon *d, struct sg_slot *s)
         return; /* the rest of what bwrap writes; the pipe stays open, or it would be killed by it */
     s->agent = (pid_t)pid;
     s->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    /* The number is that of bwrap's child only while bwrap has not reaped it. */
     if (s->pidfd < 0 || !is_child_of(s->agent, s->monitor)) {
         s->pidfd = sg_close(s->pidfd);
         fail(d, s, "its first process is gone");
@@ -341,7 +365,7 @@ static int prepare(struct sg_daemon *d, struct sg_slot *s, struct sg_error *err)
     if (sg_slot_groups_make(g, &s->groups, s->n, agent_uid(d, s->n), err) < 0)
         return -1;
     if (!s->has_namespaces) {
-        if (sg_namespaces_make(&s->ns, s->groups.slot, agent_uid(d, s->n), command_uid(d, s->n), err) < 0 ||
+        if (sg_namespaces_make(&s->ns, g, s->groups.slot, agent_uid(d, s->n), command_uid(d, s->n), err) < 0 ||
             sg_slot_groups_enable(g, &s->groups, err) < 0)
             return -1;
         s->has_namespaces = true;
@@ -402,7 +426,7 @@ static int launch(struct sg_daemon *d, struct sg_slot *s, struct sg_error *err)
         .disk_dir = dir, .parent = getpid(), .agent_fd = e.agent,
         .info_fd = e.info, .error_fd = e.errors, .seccomp_fd = d->seccomp[s->ns.sealed],
     };
-    pid_t pid = sg_fork_into(s->groups.agent);
+    pid_t pid = sg_groups_fork(&d->args->groups, s->groups.agent);
     if (pid == 0)
         sg_build_child(&b);
     if (pid < 0)
@@ -488,6 +512,8 @@ void sg_slot_on_exit(struct sg_daemon *d, pid_t pid)
         struct sg_slot *s = d->slots[n];
         if (s != NULL && s->monitor == pid) {
             s->monitor = 0;
+            if (s->pidfd < 0)
+                kill_orphans(d);
             if (s->state == BUILDING)
                 fail(d, s, "the sandbox ended while it was built");
             advance_end(d, s);
