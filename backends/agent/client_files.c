@@ -1,0 +1,288 @@
+/* Files: one request each, and what comes of it. */
+#include "backends/agent/client_priv.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "base/str.h"
+
+/* ---- small parts ---- */
+
+char *sg_agent_path(struct sg_agent *a, const char *path, struct sg_error *err)
+{
+    size_t len = strlen(path), root = strlen(a->root);
+    if (len == 0) {
+        sg_error_field(err, SG_PATH_REFUSED, "path", "the path is empty");
+        return NULL;
+    }
+    if (len + root + 1 > SG_AGENT_PATH_MAX) {
+        sg_error_field(err, SG_PATH_REFUSED, "path", "the path is too long");
+        return NULL;
+    }
+    return path[0] == '/' ? sg_xstrdup(path) : sg_xasprintf("%s/%s", a->root, path);
+}
+
+static enum sg_file_type type_from(uint32_t type)
+{
+    switch (type) {
+    case S_IFREG:
+        return SG_FILE_REGULAR;
+    case S_IFDIR:
+        return SG_FILE_DIRECTORY;
+    case S_IFLNK:
+        return SG_FILE_SYMLINK;
+    case S_IFIFO:
+        return SG_FILE_FIFO;
+    case S_IFSOCK:
+        return SG_FILE_SOCKET;
+    case S_IFCHR:
+    case S_IFBLK:
+        return SG_FILE_DEVICE;
+    default:
+        return SG_FILE_OTHER;
+    }
+}
+
+/* Length of the valid UTF-8 character that text starts with, or 0. */
+static size_t character(const char *text, size_t left)
+{
+    for (size_t n = 1; n <= 4 && n <= left; n++)
+        if (sg_utf8_valid(text, n))
+            return n;
+    return 0;
+}
+
+char *sg_agent_printable(const char *name, size_t len)
+{
+    static const char hex[] = "0123456789ABCDEF";
+    if (sg_utf8_valid(name, len))
+        return sg_xstrndup(name, len);
+    char *out = sg_xcalloc(len * 3 + 1, 1);
+    for (size_t i = 0, o = 0; i < len;) {
+        size_t n = character(name + i, len - i);
+        if (n > 0) {
+            memcpy(out + o, name + i, n);
+            o += n;
+            i += n;
+        } else {
+            unsigned char c = (unsigned char)name[i++];
+            out[o++] = '%';
+            out[o++] = hex[c >> 4];
+            out[o++] = hex[c & 15];
+        }
+    }
+    return out;
+}
+
+static void copy_target(struct sg_file_stat *out, const char *target, size_t len)
+{
+    sg_cleanup(sg_free_p) char *text = sg_agent_printable(target, len);
+    size_t n = strlen(text);
+    if (n > sizeof out->target - 1)
+        n = sg_utf8_whole(text, sizeof out->target - 1);
+    memcpy(out->target, text, n);
+    out->target[n] = '\0';
+}
+
+void sg_agent_stat_from(struct sg_file_stat *out, const struct sg_agent_stat *st, const char *target,
+                        size_t target_len)
+{
+    *out = (struct sg_file_stat){
+        .type = type_from(st->type),
+        .size = st->size,
+        .mode = st->mode,
+        .mtime_ns = st->mtime_ns,
+        .ino = st->ino,
+        .dev = st->dev,
+        .uid = st->uid,
+    };
+    if (target_len > 0)
+        copy_target(out, target, target_len);
+}
+
+void sg_agent_stat_from_fd(struct sg_file_stat *out, const struct stat *st, uint32_t uid)
+{
+    *out = (struct sg_file_stat){
+        .type = type_from(st->st_mode & S_IFMT),
+        .size = (uint64_t)st->st_size,
+        .mode = st->st_mode & 07777,
+        .mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
+        .ino = st->st_ino,
+        .dev = st->st_dev,
+        .uid = uid,
+    };
+}
+
+/* One request about a file. */
+struct file_op {
+    struct sg_call call;
+    struct sg_agent *agent;
+    union {
+        struct sg_done plain;
+        struct sg_file_stat_done stat;
+        struct sg_file_source_done source;
+    } done;
+};
+
+static struct file_op *op_new(struct sg_agent *a, sg_answer *answer)
+{
+    struct file_op *op = sg_xcalloc(1, sizeof *op);
+    op->agent = sg_agent_ref(a);
+    op->call.answer = answer;
+    return op;
+}
+
+static void op_free(struct file_op *op)
+{
+    sg_agent_unref(op->agent);
+    free(op);
+}
+
+static int op_send(struct file_op *op, struct sg_agent_msg *m, int64_t within_ms, struct sg_error *err)
+{
+    int r = sg_agent_call(op->agent, &op->call, m, NULL, within_ms, err);
+    if (r < 0)
+        op_free(op);
+    return r;
+}
+
+bool sg_agent_answer_error(const struct sg_agent_msg *m, const struct sg_error *err, struct sg_error *e)
+{
+    if (m == NULL)
+        sg_error_copy(e, err);
+    else if (m->u.done.error != 0)
+        sg_agent_error(e, m->u.done.error);
+    else
+        return false;
+    return true;
+}
+
+/* ---- stat, mkdir, remove, move ---- */
+
+static int stat_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
+{
+    struct file_op *op = sg_container_of(c, struct file_op, call);
+    struct sg_error e = {0};
+    struct sg_file_stat st;
+    bool failed = sg_agent_answer_error(m, err, &e);
+    bool wrong = fd >= 0 || (!failed && !(m->u.done.flags & SG_AGENT_DONE_STAT));
+    if (wrong)
+        sg_error_set(&e, SG_SANDBOX_LOST, "the agent broke the protocol");
+    else if (!failed)
+        sg_agent_stat_from(&st, &m->u.done.stat, m->u.done.text, strlen(m->u.done.text));
+    op->done.stat.fn(op->done.stat.arg, failed || wrong ? NULL : &st, failed || wrong ? &e : NULL);
+    sg_error_clear(&e);
+    sg_close(fd);
+    op_free(op);
+    return wrong ? -1 : 0;
+}
+
+static int plain_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
+{
+    struct file_op *op = sg_container_of(c, struct file_op, call);
+    struct sg_error e = {0};
+    bool failed = sg_agent_answer_error(m, err, &e);
+    op->done.plain.fn(op->done.plain.arg, failed ? &e : NULL);
+    sg_error_clear(&e);
+    sg_close(fd);
+    op_free(op);
+    return 0;
+}
+
+int sg_agent_stat(struct sg_agent *a, const char *path, const struct sg_file_stat_done *done, struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
+    if (full == NULL)
+        return -1;
+    struct sg_agent_msg m = {.type = SG_AGENT_STAT, .u.file.path = full};
+    struct file_op *op = op_new(a, stat_answer);
+    op->done.stat = *done;
+    return op_send(op, &m, SG_AGENT_ANSWER_MS, err);
+}
+
+int sg_agent_mkdir(struct sg_agent *a, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
+                   struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
+    if (full == NULL)
+        return -1;
+    struct sg_agent_msg m = {.type = SG_AGENT_MKDIR, .u.file = {.path = full, .mode = mode & 07777}};
+    struct file_op *op = op_new(a, stat_answer);
+    op->done.stat = *done;
+    return op_send(op, &m, SG_AGENT_ANSWER_MS, err);
+}
+
+int sg_agent_remove(struct sg_agent *a, const char *path, bool recursive, const struct sg_done *done,
+                    struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
+    if (full == NULL)
+        return -1;
+    struct sg_agent_msg m = {.type = SG_AGENT_REMOVE, .u.file.path = full};
+    m.u.file.flags = recursive ? SG_AGENT_RECURSIVE : 0;
+    struct file_op *op = op_new(a, plain_answer);
+    op->done.plain = *done;
+    return op_send(op, &m, SG_AGENT_TREE_ANSWER_MS, err);
+}
+
+int sg_agent_move(struct sg_agent *a, const char *from, const char *to, const struct sg_done *done,
+                  struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *full_from = sg_agent_path(a, from, err);
+    sg_cleanup(sg_free_p) char *full_to = full_from != NULL ? sg_agent_path(a, to, err) : NULL;
+    if (full_to == NULL)
+        return -1;
+    struct sg_agent_msg m = {.type = SG_AGENT_RENAME, .u.file = {.path = full_from, .path2 = full_to}};
+    struct file_op *op = op_new(a, plain_answer);
+    op->done.plain = *done;
+    return op_send(op, &m, SG_AGENT_TREE_ANSWER_MS, err);
+}
+
+/* ---- get ---- */
+
+int sg_agent_take_file(const struct sg_agent_msg *m, int fd, int access, const struct sg_error *err, struct stat *st,
+                       bool *wrong, struct sg_error *e)
+{
+    *wrong = false;
+    if (sg_agent_answer_error(m, err, e))
+        return -1;
+    const char *what = sg_agent_check_file(fd, access, st);
+    if (what == NULL)
+        return 0;
+    *wrong = true;
+    return sg_error_set(e, SG_SANDBOX_LOST, "the agent handed over %s", what);
+}
+
+static int get_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
+{
+    struct file_op *op = sg_container_of(c, struct file_op, call);
+    struct sg_file_source src = {.fd = -1};
+    struct sg_error e = {0};
+    struct stat st;
+    bool wrong;
+    if (sg_agent_take_file(m, fd, O_RDONLY, err, &st, &wrong, &e) < 0) {
+        op->done.source.fn(op->done.source.arg, NULL, &e);
+        sg_close(fd);
+    } else {
+        src.fd = fd;
+        src.hold = sg_hold_ref(op->agent->o.hold);
+        sg_agent_stat_from_fd(&src.stat, &st, m->u.done.stat.uid);
+        op->done.source.fn(op->done.source.arg, &src, NULL);
+    }
+    sg_error_clear(&e);
+    op_free(op);
+    return wrong ? -1 : 0;
+}
+
+int sg_agent_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done, struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
+    if (full == NULL)
+        return -1;
+    struct sg_agent_msg m = {.type = SG_AGENT_OPEN, .u.file = {.path = full, .how = SG_AGENT_OPEN_READ}};
+    struct file_op *op = op_new(a, get_answer);
+    op->call.wants_fd = true;
+    op->done.source = *done;
+    return op_send(op, &m, SG_AGENT_ANSWER_MS, err);
+}

@@ -1,0 +1,172 @@
+/* Uploads: a nameless file that gets its name, or is appended, when it is complete. */
+#include "backends/agent/client_priv.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+/* ---- an upload ---- */
+
+static void forgotten(void *arg, const struct sg_error *err)
+{
+    (void)arg;
+    (void)err; /* it is gone, or its sandbox is */
+}
+
+void sg_upload_finish(struct sg_upload *u)
+{
+    struct sg_done nobody = {.fn = forgotten};
+    u->fd = sg_close(u->fd);
+    if (u->temp != NULL)
+        (void)sg_agent_remove(u->agent, u->temp, false, &nobody, NULL);
+    free(u->path);
+    free(u->temp);
+    free(u->temp_name);
+    u->agent = sg_agent_unref(u->agent);
+}
+
+int sg_upload_commit(struct sg_upload *u, struct sg_call *c, bool only_new, struct sg_error *err)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_COMMIT, .nfds = 1};
+    m.u.file.path = u->path;
+    m.u.file.path2 = u->temp_name != NULL ? u->temp_name : "";
+    m.u.file.mode = u->mode & 0777;
+    m.u.file.flags = (only_new ? SG_AGENT_COMMIT_NEW : 0) | (u->mode_given ? SG_AGENT_COMMIT_MODE : 0);
+    return sg_agent_call(u->agent, c, &m, &u->fd, SG_AGENT_ANSWER_MS, err);
+}
+
+/* The temp file has a name: remembers where it is. -1: not one that the agent gives. */
+static int note_temp(struct sg_upload *u, const char *name)
+{
+    if (name[0] == '\0' || strchr(name, '/') != NULL)
+        return -1;
+    const char *slash = strrchr(u->path, '/');
+    u->temp_name = sg_xstrdup(name);
+    u->temp = sg_xasprintf("%.*s/%s", (int)(slash - u->path), u->path, name);
+    return 0;
+}
+
+/* ---- the sink that the caller writes to ---- */
+
+struct sink {
+    struct sg_file_sink pub; /* first */
+    bool append;
+    struct sg_upload u;
+    struct sg_call call; /* of the opening, then of the commit */
+    struct sg_file_sink_done opened;
+    sg_commit_done *done;
+    void *arg;
+};
+
+static void sink_free(struct sink *s)
+{
+    sg_upload_finish(&s->u);
+    free(s);
+}
+
+static int sink_write(struct sg_file_sink *pub, const void *data, size_t len, struct sg_error *err)
+{
+    struct sink *s = (struct sink *)pub;
+    const char *p = data;
+    for (size_t at = 0; at < len;) {
+        ssize_t n = pwrite(s->u.fd, p + at, len - at, s->u.size);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return sg_agent_error(err, n < 0 ? (uint32_t)errno : ENOSPC);
+        at += (size_t)n;
+        s->u.size += n;
+    }
+    return 0;
+}
+
+static int commit_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
+{
+    struct sink *s = sg_container_of(c, struct sink, call);
+    struct sg_error e = {0};
+    struct sg_file_stat st;
+    sg_close(fd);
+    s->u.fd = sg_close(s->u.fd); /* before anybody runs it: a program open for writing cannot be */
+    if (sg_agent_answer_error(m, err, &e)) {
+        s->done(s->arg, NULL, false, &e);
+    } else {
+        free(s->u.temp); /* it has its own name now */
+        s->u.temp = NULL;
+        sg_agent_stat_from(&st, &m->u.done.stat, NULL, 0);
+        s->done(s->arg, &st, m->u.done.flags & SG_AGENT_DONE_CREATED, NULL);
+    }
+    sg_error_clear(&e);
+    sink_free(s);
+    return 0;
+}
+
+static void sink_commit(struct sg_file_sink *pub, sg_commit_done *done, void *arg)
+{
+    struct sink *s = (struct sink *)pub;
+    struct sg_error err = {0};
+    if (s->append) {
+        sg_append_start(&s->u, done, arg);
+        free(s);
+        return;
+    }
+    s->done = done;
+    s->arg = arg;
+    s->call = (struct sg_call){.answer = commit_answer};
+    if (sg_upload_commit(&s->u, &s->call, false, &err) == 0)
+        return;
+    sink_free(s);
+    done(arg, NULL, false, &err);
+    sg_error_clear(&err);
+}
+
+static void sink_abort(struct sg_file_sink *pub)
+{
+    sink_free((struct sink *)pub);
+}
+
+static const struct sg_file_sink_ops sink_ops = {.write = sink_write, .commit = sink_commit, .abort = sink_abort};
+
+/* ---- opening ---- */
+
+static int open_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
+{
+    struct sink *s = sg_container_of(c, struct sink, call);
+    struct sg_error e = {0};
+    struct stat st;
+    bool wrong;
+    int r = sg_agent_take_file(m, fd, O_RDWR, err, &st, &wrong, &e);
+    if (r == 0 && (m->u.done.flags & SG_AGENT_DONE_NAMED) && note_temp(&s->u, m->u.done.text) < 0) {
+        wrong = true;
+        r = sg_error_set(&e, SG_SANDBOX_LOST, "the agent broke the protocol");
+    }
+    if (r == 0) {
+        s->u.fd = fd;
+        s->opened.fn(s->opened.arg, &s->pub, NULL);
+    } else {
+        sg_close(fd);
+        s->opened.fn(s->opened.arg, NULL, &e);
+        sink_free(s);
+    }
+    sg_error_clear(&e);
+    return wrong ? -1 : 0;
+}
+
+int sg_agent_put(struct sg_agent *a, const struct sg_file_put_args *args, const struct sg_file_sink_done *done,
+                 struct sg_error *err)
+{
+    char *path = sg_agent_path(a, args->path, err);
+    if (path == NULL)
+        return -1;
+    struct sg_agent_msg m = {.type = SG_AGENT_OPEN, .u.file = {.path = path, .how = SG_AGENT_OPEN_TEMP}};
+    struct sink *s = sg_xcalloc(1, sizeof *s);
+    s->pub.ops = &sink_ops;
+    s->append = args->append;
+    s->u = (struct sg_upload){
+        .agent = sg_agent_ref(a), .fd = -1, .path = path, .mode_given = args->mode_given, .mode = args->mode};
+    s->call = (struct sg_call){.answer = open_answer, .wants_fd = true};
+    s->opened = *done;
+    if (sg_agent_call(a, &s->call, &m, NULL, SG_AGENT_ANSWER_MS, err) == 0)
+        return 0;
+    sink_free(s);
+    return -1;
+}
