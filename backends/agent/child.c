@@ -1,6 +1,7 @@
-/* Starts one command. The child borrows the parent's memory until its exec (as posix_spawn does): that is what makes a
- * start as cheap as a bare spawn, and how it tells the parent about a failure without a pipe. Every signal is blocked
- * in the parent, the memory is not dumpable, so nobody can attach to the child in between. */
+/* Starts one command. The child borrows the parent's memory until its exec (as posix_spawn does): that is
+ * what makes a start as cheap as a bare spawn, and how it tells the parent about a failure without a pipe.
+ * Every signal is blocked in the parent, the memory is not dumpable, so nobody can attach to the child in
+ * between. */
 #include "backends/agent/inside.h"
 
 #include <errno.h>
@@ -69,7 +70,7 @@ static int try_exec(struct child *c, const char *path)
     if (errno != ENOEXEC)
         return errno;
     char *first = c->argv[0];
-    c->argv[-1] = (char *)(uintptr_t)"/bin/sh";
+    c->argv[-1] = (char *)(uintptr_t) "/bin/sh";
     c->argv[0] = (char *)(uintptr_t)path;
     execve("/bin/sh", c->argv - 1, c->envp);
     c->argv[0] = first;
@@ -104,7 +105,8 @@ static int exec_lookup(struct child *c)
             int e = try_exec(c, full);
             if (e == EACCES)
                 result = EACCES;
-            else if (e != ENOENT && e != ENOTDIR && e != ESTALE && e != ENODEV && e != ETIMEDOUT && e != ENAMETOOLONG)
+            else if (e != ENOENT && e != ENOTDIR && e != ESTALE && e != ENODEV && e != ETIMEDOUT &&
+                     e != ENAMETOOLONG)
                 return e;
         }
         dir += n;
@@ -139,12 +141,13 @@ static void become_user(struct child *c)
 {
     if (!c->set_user)
         return;
-    if (syscall(SYS_setresgid, c->gid, c->gid, c->gid) != 0 || syscall(SYS_setresuid, c->uid, c->uid, c->uid) != 0)
+    if (syscall(SYS_setresgid, c->gid, c->gid, c->gid) != 0 ||
+        syscall(SYS_setresuid, c->uid, c->uid, c->uid) != 0)
         fail(c, SG_AGENT_STAGE_USER);
 }
 
-/* A system call filter over the sandbox cannot see what clone3 is asked for, so where it lets the agent have clone3 the
- * commands do without: libc falls back to clone. */
+/* A system call filter over the sandbox cannot see what clone3 is asked for, so where it lets the agent have
+ * clone3 the commands do without: libc falls back to clone. */
 static void refuse_clone3(void)
 {
     struct sock_filter code[] = {

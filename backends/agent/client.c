@@ -78,7 +78,8 @@ static void end(struct sg_agent *a, const char *reason, const char *what)
 
     sg_timer_cancel(a->reactor, &a->timer);
     struct sg_call *c, *next;
-    HASH_ITER (hh, calls, c, next) {
+    HASH_ITER(hh, calls, c, next)
+    {
         HASH_DEL(calls, c);
         c->waiting = false;
         (void)c->answer(c, NULL, -1, &a->why);
@@ -161,7 +162,8 @@ int sg_agent_tell(struct sg_agent *a, struct sg_agent_msg *m, struct sg_error *e
     return r;
 }
 
-/* Under the lock: makes sure that the timer looks in time. Few calls get here: it stays set while anything waits. */
+/* Under the lock: makes sure that the timer looks in time. Few calls get here: it stays set while anything
+ * waits. */
 static void need_timer(struct sg_agent *a, int64_t due_ms)
 {
     if (a->next_due_ms != 0 && a->next_due_ms <= due_ms)
@@ -174,8 +176,8 @@ static void need_timer(struct sg_agent *a, int64_t due_ms)
     sg_reactor_post(a->reactor, &a->arm);
 }
 
-int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m, const int *fds, int64_t within_ms,
-                  struct sg_error *err)
+int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m, const int *fds,
+                  int64_t within_ms, struct sg_error *err)
 {
     pthread_mutex_lock(&a->lock);
     int r = 0;
@@ -240,7 +242,8 @@ static bool hello_right(struct sg_agent *a, const struct sg_agent_msg *m)
 {
     const uint64_t may = (1ULL << CAP_SETUID) | (1ULL << CAP_SETGID) | (1ULL << CAP_KILL);
     const uint32_t must = SG_AGENT_HELLO_NO_NEW_PRIVS | SG_AGENT_HELLO_NOT_DUMPABLE;
-    if (m->u.hello.pid != 1 || m->u.hello.isolation != (uint32_t)a->o.isolation || (m->u.hello.flags & must) != must)
+    if (m->u.hello.pid != 1 || m->u.hello.isolation != (uint32_t)a->o.isolation ||
+        (m->u.hello.flags & must) != must)
         return false;
     if (a->o.isolation == SG_AGENT_UID)
         return m->u.hello.uid == 0 && (m->u.hello.caps & ~may) == 0 && m->u.hello.command_uid != 0;

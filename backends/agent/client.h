@@ -1,20 +1,21 @@
 /* The server's end of an agent: commands, files and sockets of one local sandbox.
  *
- * A struct sg_agent lives on a reactor; unless said otherwise its functions may be called on any thread and never
- * block. The agent and all it sends are hostile: a packet that does not decode, a descriptor that is not exactly what
- * was asked for, a missing answer (10 s; 120 s for trees of files) or the end of the connection make it lost, once
- * and for good. Everything pending then fails with SG_SANDBOX_LOST, and the process must ignore SIGPIPE.
+ * A struct sg_agent lives on a reactor; unless said otherwise its functions may be called on any thread and
+ * never block. The agent and all it sends are hostile: a packet that does not decode, a descriptor that is
+ * not exactly what was asked for, a missing answer (10 s; 120 s for trees of files) or the end of the
+ * connection make it lost, once and for good. Everything pending then fails with SG_SANDBOX_LOST, and the
+ * process must ignore SIGPIPE.
  *
- * Completion callbacks come exactly once, on the reactor's or a worker's thread or before the call returns, without
- * locks held.
+ * Completion callbacks come exactly once, on the reactor's or a worker's thread or before the call returns,
+ * without locks held.
  */
 #ifndef SG_AGENT_CLIENT_H
 #define SG_AGENT_CLIENT_H
 
 #include "backends/agent/protocol.h"
+#include "backends/driver.h"
 #include "base/reactor.h"
 #include "base/workq.h"
-#include "backends/driver.h"
 
 struct sg_agent;
 
@@ -30,9 +31,9 @@ struct sg_agent_options {
     struct sg_reactor *reactor;        /* outlives the agent */
     struct sg_workq *workq;            /* for appends and large lists; outlives the agent */
     enum sg_agent_isolation isolation; /* the one it was started with; another in HELLO is a violation */
-    struct sg_hold *hold;              /* or NULL. The agent keeps a reference until it and every descriptor it has of the
-                                        * sandbox are gone; files and sockets handed to callers carry one each. */
-    const char *root;                  /* where relative paths start; NULL: /workspace. Copied. */
+    struct sg_hold *hold; /* or NULL. The agent keeps a reference until it and every descriptor it has of the
+                           * sandbox are gone; files and sockets handed to callers carry one each. */
+    const char *root;     /* where relative paths start; NULL: /workspace. Copied. */
     /* HELLO came and is right: usable from now on. Reactor thread, at most once, before anything else. */
     void (*ready)(void *arg, const struct sg_agent_facts *facts);
     /* It is lost (also instead of ready). At most once; never after sg_agent_close(). */
@@ -44,8 +45,8 @@ struct sg_agent_options {
 int sg_agent_new(int fd, const struct sg_agent_options *o, struct sg_agent **ret, struct sg_error *err);
 struct sg_agent *sg_agent_ref(struct sg_agent *a);
 struct sg_agent *sg_agent_unref(struct sg_agent *a); /* NULL-safe, returns NULL */
-/* The owner's end: shuts the connection (the agent exits, and the sandbox with it) and fails everything pending with
- * SG_LEASE_GONE; running commands end as failed. Keeps the caller's reference. Idempotent. */
+/* The owner's end: shuts the connection (the agent exits, and the sandbox with it) and fails everything
+ * pending with SG_LEASE_GONE; running commands end as failed. Keeps the caller's reference. Idempotent. */
 void sg_agent_close(struct sg_agent *a);
 /* Lost or closed? */
 bool sg_agent_is_gone(const struct sg_agent *a);
@@ -54,36 +55,41 @@ bool sg_agent_is_gone(const struct sg_agent *a);
 
 /* The owner's means to hold a command and all it starts together. Callbacks: reactor thread. */
 struct sg_agent_tree {
-    /* Kills all that is in the group; idempotent, not blocking. Called only once the command is in it. NULL: there is no
-     * group, the agent puts a subreaper helper over the command. */
+    /* Kills all that is in the group; idempotent, not blocking. Called only once the command is in it. NULL:
+     * there is no group, the agent puts a subreaper helper over the command. */
     void (*kill)(void *arg);
-    /* MAY be NULL: did the kernel kill in this group for want of memory? Asked when SIGKILL came from nobody here. */
+    /* MAY be NULL: did the kernel kill in this group for want of memory? Asked when SIGKILL came from nobody
+     * here. */
     bool (*oom)(void *arg);
-    /* MAY be NULL. The command no longer needs arg (it was released, and it has ended); background children may still be
-     * in the group. Exactly once if sg_agent_exec_start succeeded. */
+    /* MAY be NULL. The command no longer needs arg (it was released, and it has ended); background children
+     * may still be in the group. Exactly once if sg_agent_exec_start succeeded. */
     void (*free)(void *arg);
     void *arg;
     int group_dir;   /* with kill: the cgroup v2 group the command is born in, borrowed for the call; */
     int group_procs; /* and its cgroup.procs, open for writing */
-    const int *tasks; /* further `tasks` or cgroup.procs files it joins before it runs, borrowed for the call */
+    const int
+        *tasks; /* further `tasks` or cgroup.procs files it joins before it runs, borrowed for the call */
     unsigned n_tasks; /* at most SG_AGENT_TASKS_MAX */
 };
 
-/* The exec_start slot of backends/driver.h. ret->ops->release waits for a sink callback that is running on the reactor
- * thread: hold no lock there that a sink callback takes. The pipe ends inside *ret are the exec's; take a reference
- * for use beyond release. tree NULL: no group, nothing to join. Errors at once: SG_INVALID_REQUEST (too long), SG_OVERLOADED, SG_SANDBOX_LOST, SG_LEASE_GONE.
- * After `exited`, what background children still write to the command's pipes is read and thrown away. */
+/* The exec_start slot of backends/driver.h. ret->ops->release waits for a sink callback that is running on
+ * the reactor thread: hold no lock there that a sink callback takes. The pipe ends inside *ret are the
+ * exec's; take a reference for use beyond release. tree NULL: no group, nothing to join. Errors at once:
+ * SG_INVALID_REQUEST (too long), SG_OVERLOADED, SG_SANDBOX_LOST, SG_LEASE_GONE. After `exited`, what
+ * background children still write to the command's pipes is read and thrown away. */
 int sg_agent_exec_start(struct sg_agent *a, const struct sg_exec_spec *spec, const struct sg_agent_tree *tree,
                         const struct sg_exec_sink *sink, struct sg_exec **ret, struct sg_error *err);
 
 /* ---- files: the slots of struct sg_file_ops ---- */
 
-int sg_agent_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
-int sg_agent_put(struct sg_agent *a, const struct sg_file_put_args *args, const struct sg_file_sink_done *done,
+int sg_agent_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done,
                  struct sg_error *err);
-int sg_agent_stat(struct sg_agent *a, const char *path, const struct sg_file_stat_done *done, struct sg_error *err);
-int sg_agent_list(struct sg_agent *a, const char *path, bool recursive, size_t max, const struct sg_file_list_done *done,
+int sg_agent_put(struct sg_agent *a, const struct sg_file_put_args *args,
+                 const struct sg_file_sink_done *done, struct sg_error *err);
+int sg_agent_stat(struct sg_agent *a, const char *path, const struct sg_file_stat_done *done,
                   struct sg_error *err);
+int sg_agent_list(struct sg_agent *a, const char *path, bool recursive, size_t max,
+                  const struct sg_file_list_done *done, struct sg_error *err);
 int sg_agent_mkdir(struct sg_agent *a, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
                    struct sg_error *err);
 int sg_agent_remove(struct sg_agent *a, const char *path, bool recursive, const struct sg_done *done,

@@ -1,6 +1,6 @@
-/* Appends: one after the other for each sandbox, so that two never mix, and whole or not at all. A file that does not exist
- * yet gets its name as in a put; one that does is opened by the agent and the upload copied to its end on a worker, in
- * space that was reserved before. */
+/* Appends: one after the other for each sandbox, so that two never mix, and whole or not at all. A file that
+ * does not exist yet gets its name as in a put; one that does is opened by the agent and the upload copied to
+ * its end on a worker, in space that was reserved before. */
 #include "backends/agent/client_priv.h"
 
 #include <errno.h>
@@ -176,7 +176,8 @@ static int opened(struct sg_call *c, const struct sg_agent_msg *m, int fd, const
 
 static void step(struct sg_append *p)
 {
-    struct sg_agent_msg m = {.type = SG_AGENT_OPEN, .u.file = {.path = p->u.path, .how = SG_AGENT_OPEN_APPEND}};
+    struct sg_agent_msg m = {.type = SG_AGENT_OPEN,
+                             .u.file = {.path = p->u.path, .how = SG_AGENT_OPEN_APPEND}};
     struct sg_error err = {0};
     p->rounds++;
     p->call = (struct sg_call){.answer = opened, .wants_fd = true};

@@ -1,4 +1,5 @@
-/* Connections to services inside: the agent gives a socket of its network, the server connects it, to 127.0.0.1 and then to
+/* Connections to services inside: the agent gives a socket of its network, the server connects it, to
+ * 127.0.0.1 and then to
  * ::1. */
 #include "backends/agent/client_priv.h"
 
@@ -68,7 +69,8 @@ static void settle(struct dial *d, int e)
         int on = 1;
         (void)setsockopt(d->watch.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         end(d, d->watch.fd, NULL);
-    } else if (e == ECONNREFUSED || e == ENETUNREACH || e == EADDRNOTAVAIL || e == EHOSTUNREACH || e == EAFNOSUPPORT) {
+    } else if (e == ECONNREFUSED || e == ENETUNREACH || e == EADDRNOTAVAIL || e == EHOSTUNREACH ||
+               e == EAFNOSUPPORT) {
         next_address(d);
     } else if (e == ETIMEDOUT) {
         fail(d, SG_ENDPOINT_TIMEOUT, "the port in the sandbox does not answer");
@@ -90,15 +92,18 @@ static void connected(struct sg_watch *w, uint32_t events)
 
 static void too_late(struct sg_timer *t)
 {
-    fail(sg_container_of(t, struct dial, timer), SG_ENDPOINT_TIMEOUT, "the port in the sandbox does not answer");
+    fail(sg_container_of(t, struct dial, timer), SG_ENDPOINT_TIMEOUT,
+         "the port in the sandbox does not answer");
 }
 
 static int start_connect(struct dial *d)
 {
     struct sockaddr_in in4 = {.sin_family = AF_INET, .sin_port = htons(d->port)};
-    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6, .sin6_port = htons(d->port), .sin6_addr = in6addr_loopback};
+    struct sockaddr_in6 in6 = {
+        .sin6_family = AF_INET6, .sin6_port = htons(d->port), .sin6_addr = in6addr_loopback};
     in4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    const struct sockaddr *to = d->family == AF_INET ? (const struct sockaddr *)&in4 : (const struct sockaddr *)&in6;
+    const struct sockaddr *to =
+        d->family == AF_INET ? (const struct sockaddr *)&in4 : (const struct sockaddr *)&in6;
     socklen_t len = d->family == AF_INET ? sizeof in4 : sizeof in6;
     return connect(d->watch.fd, to, len) < 0 ? errno : 0;
 }

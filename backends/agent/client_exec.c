@@ -1,8 +1,8 @@
 /* One command: its request, its pipes, its end.
  *
- * Everything but kill, signal, release and the wakers of the pipes happens on the reactor thread; those set a bit in `asked` and
- * post the one task. States only move forward: STARTING, RUNNING, ENDED (its own process is gone, output may still be
- * read), OVER (the last callback was made). */
+ * Everything but kill, signal, release and the wakers of the pipes happens on the reactor thread; those set a
+ * bit in `asked` and post the one task. States only move forward: STARTING, RUNNING, ENDED (its own process
+ * is gone, output may still be read), OVER (the last callback was made). */
 #include "backends/agent/client_priv.h"
 
 #include <errno.h>
@@ -11,14 +11,12 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 
 #define CHUNK ((size_t)64 * 1024)
 #define CHUNKS_PER_TURN 8 /* so that one loud command does not keep the others waiting */
-#define INLINE_STRINGS 8192U
 
 enum state { STARTING, RUNNING, ENDED, OVER };
 enum asked { ASKED_PUMP = 1, ASKED_KILL = 2, ASKED_RELEASE = 4 };
@@ -39,7 +37,8 @@ struct output {
 struct exec {
     struct sg_exec pub; /* first */
     struct sg_call call;
-    atomic_int refs; /* the caller's; the command's until OVER; one per output that is open; the task's; the wakers' */
+    atomic_int refs; /* the caller's; the command's until OVER; one per output that is open; the task's; the
+                        wakers' */
     struct sg_agent *agent;
     struct sg_exec_sink sink;
     struct sg_agent_tree tree;
@@ -168,7 +167,8 @@ static void in_ready(struct sg_watch *w, uint32_t events)
         pump_in(x);
 }
 
-/* ---- output that nobody wants any more: read slowly, so that background children do not die of SIGPIPE ---- */
+/* ---- output that nobody wants any more: read slowly, so that background children do not die of SIGPIPE ----
+ */
 
 static void rest_end(struct output *o)
 {
@@ -234,7 +234,8 @@ static void finish_output(struct output *o, bool at_end)
     x_unref(o->x);
 }
 
-/* Asks for readability. A watched pipe whose writers are gone is always "ready", so a full sg_pipe means no watch. */
+/* Asks for readability. A watched pipe whose writers are gone is always "ready", so a full sg_pipe means no
+ * watch. */
 static void want_output(struct output *o, bool want)
 {
     struct sg_reactor *r = o->x->agent->reactor;
@@ -280,7 +281,8 @@ static void output_ready(struct sg_watch *w, uint32_t events)
     x_unref(x);
 }
 
-/* The grace is over: what is in the kernel's pipe now may still be the command's own, what comes later is not. */
+/* The grace is over: what is in the kernel's pipe now may still be the command's own, what comes later is
+ * not. */
 static void limit_output(struct output *o)
 {
     int n = 0;
@@ -445,13 +447,15 @@ static void start_failed(struct exec *x, uint32_t stage, uint32_t error)
     struct sg_error err = {0};
     bool full = error == EAGAIN || error == ENOMEM || error == EMFILE || error == ENFILE;
     if (stage == SG_AGENT_STAGE_CWD && (error == EACCES || error == EPERM))
-        sg_error_field(&err, SG_CWD_NOT_FOUND, "cwd", "the working directory may not be entered by the sandbox's user");
+        sg_error_field(&err, SG_CWD_NOT_FOUND, "cwd",
+                       "the working directory may not be entered by the sandbox's user");
     else if (stage == SG_AGENT_STAGE_CWD)
         sg_error_field(&err, SG_CWD_NOT_FOUND, "cwd", "there is no such working directory");
     else if (full)
         sg_error_set(&err, SG_OVERLOADED, "the sandbox cannot start another command now");
     else
-        sg_error_sys(&err, SG_INTERNAL, (int)(error & 0xffff), "the sandbox could not start the command (stage %u)", stage);
+        sg_error_sys(&err, SG_INTERNAL, (int)(error & 0xffff),
+                     "the sandbox could not start the command (stage %u)", stage);
     if (full)
         sg_error_retry_after(&err, 1);
     finish_failed(x, &err);
@@ -533,132 +537,10 @@ static void exec_release(struct sg_exec *pub)
     x_unref(x);
 }
 
-static const struct sg_exec_ops exec_ops = {.kill = exec_kill, .signal = exec_signal, .release = exec_release};
+static const struct sg_exec_ops exec_ops = {
+    .kill = exec_kill, .signal = exec_signal, .release = exec_release};
 
 /* ---- start ---- */
-
-/* A pipe whose server side does not block; the command's side is an ordinary one. */
-static int make_pipe(int *server, int *command, bool command_reads)
-{
-    int p[2];
-    if (pipe2(p, O_CLOEXEC) < 0)
-        return -errno;
-    *server = p[command_reads ? 1 : 0];
-    *command = p[command_reads ? 0 : 1];
-    return fcntl(*server, F_SETFL, O_NONBLOCK) < 0 ? -errno : 0;
-}
-
-/* The descriptors of one request; those from `own` to `own_end` are closed after it. */
-struct parcel {
-    int fds[SG_AGENT_FDS_MAX];
-    unsigned n, own_end;
-};
-
-static void parcel_finish(struct parcel *p)
-{
-    for (unsigned i = 0; i < p->own_end; i++)
-        sg_close(p->fds[i]);
-}
-
-static void add_string(struct sg_buf *b, const char *s, bool *bad)
-{
-    if (sg_buf_add(b, s, strlen(s) + 1) < 0)
-        *bad = true;
-}
-
-/* cwd, argv and env as the wire wants them. */
-static int gather(struct sg_agent *a, const struct sg_exec_spec *spec, struct sg_agent_msg *m, struct sg_buf *b,
-                  struct sg_error *err)
-{
-    bool bad = false;
-    sg_cleanup(sg_free_p) char *cwd = sg_agent_path(a, spec->cwd != NULL ? spec->cwd : a->root, err);
-    if (cwd == NULL)
-        return -1;
-    add_string(b, cwd, &bad);
-    uint32_t argc = 0;
-    for (; spec->argv[argc] != NULL && argc < SG_AGENT_ARGC_MAX; argc++)
-        add_string(b, spec->argv[argc], &bad);
-    if (argc == 0 || spec->argv[argc] != NULL || b->len > SG_EXEC_ARGS_BYTES_MAX + SG_AGENT_PATH_MAX + argc + 1)
-        return sg_error_field(err, SG_INVALID_REQUEST, "command", "too many or too long arguments, or none");
-    size_t envc = spec->env != NULL ? spec->env->n : 0;
-    for (size_t i = 0; i < envc; i++) {
-        bad = bad || sg_buf_add(b, spec->env->vars[i].name, strlen(spec->env->vars[i].name)) < 0;
-        bad = bad || sg_buf_add(b, "=", 1) < 0;
-        add_string(b, spec->env->vars[i].value, &bad);
-    }
-    if (bad || envc > SG_AGENT_ENVC_MAX)
-        return sg_error_set(err, SG_INVALID_REQUEST, "command and environment are too long together");
-    m->u.spawn.argc = argc;
-    m->u.spawn.envc = (uint32_t)envc;
-    m->u.spawn.len = (uint32_t)b->len;
-    m->u.spawn.strings = b->data;
-    return 0;
-}
-
-/* What does not fit a packet goes into a memfd that cannot change any more. */
-static int pack_blob(struct sg_agent_msg *m, const struct sg_buf *b, struct parcel *p, struct sg_error *err)
-{
-    if (b->len <= INLINE_STRINGS)
-        return 0;
-    int fd = memfd_create("sandgate-spawn", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0)
-        return sg_error_sys(err, SG_OVERLOADED, errno, "cannot pass a long command");
-    p->fds[p->n++] = fd;
-    p->own_end = p->n;
-    for (size_t at = 0; at < b->len;) {
-        ssize_t n = write(fd, b->data + at, b->len - at);
-        if (n <= 0)
-            return sg_error_sys(err, SG_OVERLOADED, errno, "cannot pass a long command");
-        at += (size_t)n;
-    }
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) < 0)
-        return sg_error_sys(err, SG_INTERNAL, errno, "cannot pass a long command");
-    m->u.spawn.flags |= SG_AGENT_SPAWN_BLOB;
-    m->u.spawn.strings = NULL;
-    return 0;
-}
-
-static int pack_pipes(struct exec *x, struct sg_agent_msg *m, struct parcel *p, struct sg_error *err)
-{
-    struct {
-        int *server;
-        bool command_reads, wanted;
-    } ends[] = {{&x->in.fd, true, x->pub.in != NULL}, {&x->out.watch.fd, false, true}, {&x->err.watch.fd, false, true}};
-    for (size_t i = 0; i < SG_COUNT_OF(ends); i++) {
-        if (!ends[i].wanted)
-            continue;
-        p->fds[p->n] = -1;
-        int e = make_pipe(ends[i].server, &p->fds[p->n], ends[i].command_reads);
-        p->own_end = ++p->n;
-        if (e == -EMFILE || e == -ENFILE) {
-            sg_error_sys(err, SG_OVERLOADED, -e, "cannot make a pipe");
-            return sg_error_retry_after(err, 1);
-        }
-        if (e < 0)
-            return sg_error_sys(err, SG_INTERNAL, -e, "cannot make a pipe");
-    }
-    if (x->pub.in != NULL)
-        m->u.spawn.flags |= SG_AGENT_SPAWN_STDIN;
-    return 0;
-}
-
-static int pack_tree(const struct sg_agent_tree *t, struct sg_agent_msg *m, struct parcel *p, struct sg_error *err)
-{
-    if (t == NULL || t->kill == NULL) {
-        m->u.spawn.flags |= SG_AGENT_SPAWN_HELPER;
-    } else {
-        m->u.spawn.flags |= SG_AGENT_SPAWN_GROUP;
-        p->fds[p->n++] = t->group_dir;
-        p->fds[p->n++] = t->group_procs;
-    }
-    unsigned n = t != NULL ? t->n_tasks : 0;
-    if (n > SG_AGENT_TASKS_MAX)
-        return sg_error_set(err, SG_INTERNAL, "a command cannot join that many groups");
-    for (unsigned i = 0; i < n; i++)
-        p->fds[p->n++] = t->tasks[i];
-    m->nfds = p->n;
-    return 0;
-}
 
 static void output_init(struct output *o, struct exec *x, struct sg_pipe *pipe)
 {
@@ -669,8 +551,8 @@ static void output_init(struct output *o, struct exec *x, struct sg_pipe *pipe)
     o->pause.fire = rest_again;
 }
 
-static struct exec *exec_new(struct sg_agent *a, const struct sg_exec_spec *spec, const struct sg_agent_tree *tree,
-                             const struct sg_exec_sink *sink)
+static struct exec *exec_new(struct sg_agent *a, const struct sg_exec_spec *spec,
+                             const struct sg_agent_tree *tree, const struct sg_exec_sink *sink)
 {
     struct exec *x = sg_xcalloc(1, sizeof *x);
     atomic_init(&x->refs, 4); /* the caller's, the command's, the outputs' */
@@ -710,27 +592,12 @@ static void exec_discard(struct exec *x)
 int sg_agent_exec_start(struct sg_agent *a, const struct sg_exec_spec *spec, const struct sg_agent_tree *tree,
                         const struct sg_exec_sink *sink, struct sg_exec **ret, struct sg_error *err)
 {
-    struct sg_agent_msg m = {.type = SG_AGENT_SPAWN};
-    struct parcel p = {.n = 0};
-    struct sg_buf strings;
-    sg_buf_init(&strings, SG_AGENT_SPAWN_BYTES_MAX);
     struct exec *x = exec_new(a, spec, tree, sink);
-    int r = gather(a, spec, &m, &strings, err);
-    if (r == 0)
-        r = pack_blob(&m, &strings, &p, err);
-    if (r == 0)
-        r = pack_pipes(x, &m, &p, err);
-    if (r == 0)
-        r = pack_tree(tree, &m, &p, err);
-    if (r == 0) {
-        *ret = &x->pub;
-        r = sg_agent_call(a, &x->call, &m, p.fds, SG_AGENT_ANSWER_MS, err);
-    }
-    parcel_finish(&p);
-    sg_buf_finish(&strings);
-    if (r < 0) {
-        *ret = NULL;
-        exec_discard(x);
-    }
-    return r;
+    struct sg_spawn_ends ends = {.in = &x->in.fd, .out = &x->out.watch.fd, .err = &x->err.watch.fd};
+    *ret = &x->pub; /* callbacks may come before the next line is over */
+    if (sg_agent_spawn(a, spec, tree, &x->call, &ends, err) == 0)
+        return 0;
+    *ret = NULL;
+    exec_discard(x);
+    return -1;
 }

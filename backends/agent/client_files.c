@@ -190,7 +190,8 @@ static int plain_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd,
     return 0;
 }
 
-int sg_agent_stat(struct sg_agent *a, const char *path, const struct sg_file_stat_done *done, struct sg_error *err)
+int sg_agent_stat(struct sg_agent *a, const char *path, const struct sg_file_stat_done *done,
+                  struct sg_error *err)
 {
     sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
     if (full == NULL)
@@ -241,8 +242,8 @@ int sg_agent_move(struct sg_agent *a, const char *from, const char *to, const st
 
 /* ---- get ---- */
 
-int sg_agent_take_file(const struct sg_agent_msg *m, int fd, int access, const struct sg_error *err, struct stat *st,
-                       bool *wrong, struct sg_error *e)
+int sg_agent_take_file(const struct sg_agent_msg *m, int fd, int access, const struct sg_error *err,
+                       struct stat *st, bool *wrong, struct sg_error *e)
 {
     *wrong = false;
     if (sg_agent_answer_error(m, err, e))
@@ -275,7 +276,8 @@ static int get_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, c
     return wrong ? -1 : 0;
 }
 
-int sg_agent_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done, struct sg_error *err)
+int sg_agent_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done,
+                 struct sg_error *err)
 {
     sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
     if (full == NULL)

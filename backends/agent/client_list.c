@@ -142,8 +142,8 @@ static int make_memfd(void)
     return fd;
 }
 
-int sg_agent_list(struct sg_agent *a, const char *path, bool recursive, size_t max, const struct sg_file_list_done *done,
-                  struct sg_error *err)
+int sg_agent_list(struct sg_agent *a, const char *path, bool recursive, size_t max,
+                  const struct sg_file_list_done *done, struct sg_error *err)
 {
     sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
     if (full == NULL)

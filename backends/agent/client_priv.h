@@ -13,22 +13,23 @@
 #include <uthash.h>
 #pragma GCC diagnostic pop
 
-#define SG_AGENT_PENDING_MAX 4096U    /* requests without an answer and commands without an end */
-#define SG_AGENT_ANSWER_MS 10000      /* the agent answers sooner or is broken */
+#define SG_AGENT_PENDING_MAX 4096U     /* requests without an answer and commands without an end */
+#define SG_AGENT_ANSWER_MS 10000       /* the agent answers sooner or is broken */
 #define SG_AGENT_TREE_ANSWER_MS 120000 /* ... about a tree of files */
-#define SG_AGENT_GRACE_MS 250         /* for descendants that hold the output of a command that has ended */
-#define SG_AGENT_KILL_MS 10000        /* a killed command has ended by then, or nobody knows */
-#define SG_AGENT_REST_MAX 256U        /* outputs of ended commands that are still read, and thrown away */
-#define SG_AGENT_REST_BYTES 65536U    /* ... in one go, */
-#define SG_AGENT_REST_PAUSE_MS 20     /* ... this far apart */
-#define SG_AGENT_REQUEST_MAX 9216U    /* largest packet the server sends */
+#define SG_AGENT_GRACE_MS 250          /* for descendants that hold the output of a command that has ended */
+#define SG_AGENT_KILL_MS 10000         /* a killed command has ended by then, or nobody knows */
+#define SG_AGENT_REST_MAX 256U         /* outputs of ended commands that are still read, and thrown away */
+#define SG_AGENT_REST_BYTES 65536U     /* ... in one go, */
+#define SG_AGENT_REST_PAUSE_MS 20      /* ... this far apart */
+#define SG_AGENT_REQUEST_MAX 9216U     /* largest packet the server sends */
 
 /* A request that waits for its answer, or a command that waits for its end; embedded in what it is about. */
 struct sg_call;
 typedef int sg_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err);
 struct sg_call {
-    /* Reactor thread. m NULL: err says why no answer will come, and it is the last time. fd: the answer's descriptor (-1: none),
-     * the callee's. Returns -1 when m is not what may come now: the agent is then lost. */
+    /* Reactor thread. m NULL: err says why no answer will come, and it is the last time. fd: the answer's
+     * descriptor (-1: none), the callee's. Returns -1 when m is not what may come now: the agent is then
+     * lost. */
     sg_answer *answer;
     bool command;   /* STARTED, SPAWN_FAILED, EXITED come for it; else one DONE */
     bool wants_fd;  /* a DONE without an error brings exactly one descriptor */
@@ -63,14 +64,14 @@ struct sg_agent {
     struct sg_timer timer;
     struct sg_task arm; /* sets the timer */
     bool greeted;
-    unsigned rest;                                /* outputs being thrown away */
+    unsigned rest;                              /* outputs being thrown away */
     unsigned char scratch[SG_AGENT_REST_BYTES]; /* where they go */
 };
 
-/* Sends m (its id is assigned) with fds, and c waits for the answer until `within_ms`. 0: c->answer will be called, maybe
- * already has been. -1: it never will. fds are borrowed. */
-int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m, const int *fds, int64_t within_ms,
-                  struct sg_error *err);
+/* Sends m (its id is assigned) with fds, and c waits for the answer until `within_ms`. 0: c->answer will be
+ * called, maybe already has been. -1: it never will. fds are borrowed. */
+int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m, const int *fds,
+                  int64_t within_ms, struct sg_error *err);
 /* Sends m about the command m->id; no answer. */
 int sg_agent_tell(struct sg_agent *a, struct sg_agent_msg *m, struct sg_error *err);
 /* Reactor thread: c (a command) has started and may run without a deadline; or it is over. */
@@ -79,14 +80,17 @@ void sg_agent_call_over(struct sg_agent *a, struct sg_call *c);
 /* Reactor thread: the agent broke the rules. */
 void sg_agent_lose(struct sg_agent *a, const char *reason, const char *what);
 
-/* path as the agent takes it, malloc'd: absolute, at most SG_AGENT_PATH_MAX bytes. NULL with SG_PATH_REFUSED. */
+/* path as the agent takes it, malloc'd: absolute, at most SG_AGENT_PATH_MAX bytes. NULL with SG_PATH_REFUSED.
+ */
 char *sg_agent_path(struct sg_agent *a, const char *path, struct sg_error *err);
 
 /* ---- check.c: descriptors that come from inside ---- */
 
-/* A regular file of an ordinary file system, opened with access mode `access`? st is filled. NULL, or what is wrong. */
+/* A regular file of an ordinary file system, opened with access mode `access`? st is filled. NULL, or what is
+ * wrong. */
 const char *sg_agent_check_file(int fd, int access, struct stat *st);
-/* A TCP socket of `family` and of the network namespace `cookie` (0: any), neither bound to a peer nor listening? */
+/* A TCP socket of `family` and of the network namespace `cookie` (0: any), neither bound to a peer nor
+ * listening? */
 const char *sg_agent_check_socket(int fd, int family, uint64_t cookie);
 
 /* ---- errno_table.c ---- */
@@ -96,20 +100,34 @@ int sg_agent_error(struct sg_error *err, uint32_t error);
 
 /* The error of an answer, into e: of the connection (m NULL) or of the sandbox. False: there is none. */
 bool sg_agent_answer_error(const struct sg_agent_msg *m, const struct sg_error *err, struct sg_error *e);
-/* Did the answer bring the regular file that was asked for? 0 and st; -1 and e, *wrong when it is the agent's fault. */
-int sg_agent_take_file(const struct sg_agent_msg *m, int fd, int access, const struct sg_error *err, struct stat *st,
-                       bool *wrong, struct sg_error *e);
+/* Did the answer bring the regular file that was asked for? 0 and st; -1 and e, *wrong when it is the agent's
+ * fault. */
+int sg_agent_take_file(const struct sg_agent_msg *m, int fd, int access, const struct sg_error *err,
+                       struct stat *st, bool *wrong, struct sg_error *e);
+
+/* ---- client_spawn.c ---- */
+
+/* Where the server's ends of the command's pipes are put, before anything is sent; they are the caller's also
+ * on failure. */
+struct sg_spawn_ends {
+    int *in, *out, *err;
+};
+/* Sends the request; c hears of the command from then on. */
+int sg_agent_spawn(struct sg_agent *a, const struct sg_exec_spec *spec, const struct sg_agent_tree *tree,
+                   struct sg_call *c, const struct sg_spawn_ends *ends, struct sg_error *err);
 
 /* ---- client_files.c: values ---- */
 
-void sg_agent_stat_from(struct sg_file_stat *out, const struct sg_agent_stat *st, const char *target, size_t target_len);
+void sg_agent_stat_from(struct sg_file_stat *out, const struct sg_agent_stat *st, const char *target,
+                        size_t target_len);
 void sg_agent_stat_from_fd(struct sg_file_stat *out, const struct stat *st, uint32_t uid);
 /* A copy of name in which what is not UTF-8 is written as %XX. */
 char *sg_agent_printable(const char *name, size_t len);
 
 /* ---- client_put.c and client_append.c ---- */
 
-typedef void sg_commit_done(void *arg, const struct sg_file_stat *st, bool created, const struct sg_error *err);
+typedef void sg_commit_done(void *arg, const struct sg_file_stat *st, bool created,
+                            const struct sg_error *err);
 
 /* A finished upload on its way: everything is consumed. */
 struct sg_upload {
@@ -123,8 +141,8 @@ struct sg_upload {
     int64_t size;
 };
 void sg_upload_finish(struct sg_upload *u); /* removes the temp file too */
-/* Gives the temp file its name. only_new: SG_ALREADY_EXISTS when there is one. u->fd is closed before done; a named
- * temp file stays when it fails. c->answer and the rest of the message are the caller's. */
+/* Gives the temp file its name. only_new: SG_ALREADY_EXISTS when there is one. u->fd is closed before done; a
+ * named temp file stays when it fails. c->answer and the rest of the message are the caller's. */
 int sg_upload_commit(struct sg_upload *u, struct sg_call *c, bool only_new, struct sg_error *err);
 /* Appends u's content to the file of its path, in turn; consumes u. */
 void sg_append_start(struct sg_upload *u, sg_commit_done *done, void *arg);

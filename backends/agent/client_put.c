@@ -124,7 +124,8 @@ static void sink_abort(struct sg_file_sink *pub)
     sink_free((struct sink *)pub);
 }
 
-static const struct sg_file_sink_ops sink_ops = {.write = sink_write, .commit = sink_commit, .abort = sink_abort};
+static const struct sg_file_sink_ops sink_ops = {
+    .write = sink_write, .commit = sink_commit, .abort = sink_abort};
 
 /* ---- opening ---- */
 
@@ -151,8 +152,8 @@ static int open_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, 
     return wrong ? -1 : 0;
 }
 
-int sg_agent_put(struct sg_agent *a, const struct sg_file_put_args *args, const struct sg_file_sink_done *done,
-                 struct sg_error *err)
+int sg_agent_put(struct sg_agent *a, const struct sg_file_put_args *args,
+                 const struct sg_file_sink_done *done, struct sg_error *err)
 {
     char *path = sg_agent_path(a, args->path, err);
     if (path == NULL)

@@ -43,5 +43,6 @@ int sg_agent_error(struct sg_error *err, uint32_t error)
             err->sys = error == SG_AGENT_ENOTREG ? 0 : (int)error;
         return table[i].code == SG_OVERLOADED ? sg_error_retry_after(err, 1) : -1;
     }
-    return sg_error_sys(err, SG_INTERNAL, (int)(error & 0xffff), "the sandbox answered with an unexpected error");
+    return sg_error_sys(err, SG_INTERNAL, (int)(error & 0xffff),
+                        "the sandbox answered with an unexpected error");
 }

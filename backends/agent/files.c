@@ -1,6 +1,7 @@
-/* File operations with the command user's rights: the agent's fsuid and fsgid are the command's from its start on, so
- * there is nothing to switch. Names are resolved without magic links, because /proc/self would mean the agent's own;
- * files are looked at through O_PATH before they are opened, because opening a FIFO or a device already does something. */
+/* File operations with the command user's rights: the agent's fsuid and fsgid are the command's from its
+ * start on, so there is nothing to switch. Names are resolved without magic links, because /proc/self would
+ * mean the agent's own; files are looked at through O_PATH before they are opened, because opening a FIFO or
+ * a device already does something. */
 #include "backends/agent/inside.h"
 
 #include <errno.h>
@@ -48,7 +49,8 @@ static int close_keep(int fd)
     return -1;
 }
 
-static void done_stat(struct agent *a, uint64_t id, const struct stat *st, uint32_t flags, const char *text, int fd)
+static void done_stat(struct agent *a, uint64_t id, const struct stat *st, uint32_t flags, const char *text,
+                      int fd)
 {
     struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = id};
     m.u.done.flags = flags;
@@ -62,8 +64,8 @@ static void done_stat(struct agent *a, uint64_t id, const struct stat *st, uint3
 
 /* ---- names ---- */
 
-/* Cuts path into the directory (dir) and the last component (name); both have room for a whole path. "/a/b/" is "/a" and
- * "b"; the root itself has the name ".". -errno. */
+/* Cuts path into the directory (dir) and the last component (name); both have room for a whole path. "/a/b/"
+ * is "/a" and "b"; the root itself has the name ".". -errno. */
 static int split(const char *path, char *dir, char *name)
 {
     size_t len = strlen(path);
@@ -103,7 +105,8 @@ int files_parent(const char *path, char *name)
     return r < 0 ? r : sys_openat2(AT_FDCWD, dir, O_PATH | O_DIRECTORY, 0);
 }
 
-/* Opens directory path under base, making what is missing of it. *made: how many levels are new. fd or -errno. */
+/* Opens directory path under base, making what is missing of it. *made: how many levels are new. fd or
+ * -errno. */
 static int make_dirs(int base, const char *path, mode_t mode, unsigned *made)
 {
     char name[SG_AGENT_PATH_MAX + 1];
@@ -194,7 +197,8 @@ static int check_existing(struct target *t)
         return -EISDIR;
     if (!S_ISREG(t->st.st_mode))
         return -(int)SG_AGENT_ENOTREG;
-    if (syscall(SYS_faccessat2, t->dir, t->name, W_OK, AT_EACCESS | AT_SYMLINK_NOFOLLOW) != 0 && errno != ENOSYS)
+    if (syscall(SYS_faccessat2, t->dir, t->name, W_OK, AT_EACCESS | AT_SYMLINK_NOFOLLOW) != 0 &&
+        errno != ENOSYS)
         return -errno;
     return 0;
 }
@@ -241,7 +245,8 @@ static int temp_name(struct agent *a, char *name, size_t cap)
     return snprintf(name, cap, ".sandgate-%x-%llx", r, (unsigned long long)++a->temp_names);
 }
 
-/* The nearest existing directory on the way to t's, so that parents appear only with the file. fd or -errno. */
+/* The nearest existing directory on the way to t's, so that parents appear only with the file. fd or -errno.
+ */
 static int nearest_dir(struct target *t)
 {
     char part[SG_AGENT_PATH_MAX + 1], dir[SG_AGENT_PATH_MAX + 1], name[SG_AGENT_PATH_MAX + 1];

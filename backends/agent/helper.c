@@ -1,7 +1,7 @@
-/* Where no cgroup can be had: one process over each command that adopts whatever the command's descendants orphan (a
- * child subreaper), so that "all descendants" stays a question the kernel can answer. It tells the agent when the
- * command's own process ends and stays until the last descendant is gone. Its end of the socket reading end of file
- * means: kill them all. */
+/* Where no cgroup can be had: one process over each command that adopts whatever the command's descendants
+ * orphan (a child subreaper), so that "all descendants" stays a question the kernel can answer. It tells the
+ * agent when the command's own process ends and stays until the last descendant is gone. Its end of the
+ * socket reading end of file means: kill them all. */
 #include "backends/agent/inside.h"
 
 #include <errno.h>
@@ -17,9 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SCAN_MAX 32768U   /* processes looked at in one pass; what is beyond comes in a later one */
-#define STOP_PASSES 8     /* passes that only freeze, so that a bomb cannot outgrow the killing */
-#define PASS_WAIT_MS 20   /* between passes, unless something dies earlier */
+#define SCAN_MAX 32768U /* processes looked at in one pass; what is beyond comes in a later one */
+#define STOP_PASSES 8   /* passes that only freeze, so that a bomb cannot outgrow the killing */
+#define PASS_WAIT_MS 20 /* between passes, unless something dies earlier */
 
 struct process {
     pid_t pid, parent;

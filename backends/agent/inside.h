@@ -1,5 +1,5 @@
-/* The agent's own parts: the program inside the sandbox, single-threaded, static, its libc use kept small. Nothing of
- * the server includes this. */
+/* The agent's own parts: the program inside the sandbox, single-threaded, static, its libc use kept small.
+ * Nothing of the server includes this. */
 #ifndef SG_AGENT_INSIDE_H
 #define SG_AGENT_INSIDE_H
 
@@ -48,7 +48,8 @@ struct agent {
 
 /* ---- out.c: packets to the server; never waits ---- */
 
-/* Sends m, or queues it; fd (or -1) is consumed. Ends the program when the queue overflows or the server is gone. */
+/* Sends m, or queues it; fd (or -1) is consumed. Ends the program when the queue overflows or the server is
+ * gone. */
 void out_send(struct agent *a, struct sg_agent_msg *m, int fd);
 /* The socket takes packets again. */
 void out_flush(struct agent *a);
@@ -74,8 +75,8 @@ struct child {
     volatile int error;
 };
 
-/* Starts it and waits (for the time of an exec) until it runs. Its pid; 0: the process limit refused it, a message is in
- * its stderr and it counts as ended with 126; -1: c->stage and c->error tell. */
+/* Starts it and waits (for the time of an exec) until it runs. Its pid; 0: the process limit refused it, a
+ * message is in its stderr and it counts as ended with 126; -1: c->stage and c->error tell. */
 pid_t child_start(struct child *c);
 
 /* ---- helper.c: a subreaper over one command ---- */
@@ -84,8 +85,8 @@ enum helper_word { HELPER_STARTED = 1, HELPER_FAILED, HELPER_EXITED, HELPER_SIGN
 struct helper_msg {
     uint32_t word, a, b;
 };
-/* Forks the helper and starts c under it. *ctl: the agent's end of a SOCK_SEQPACKET pair of helper_msg; closing it kills
- * all descendants. The helper's pid or -errno. */
+/* Forks the helper and starts c under it. *ctl: the agent's end of a SOCK_SEQPACKET pair of helper_msg;
+ * closing it kills all descendants. The helper's pid or -errno. */
 pid_t helper_start(struct child *c, int *ctl);
 
 /* ---- files.c, walk.c ---- */
@@ -98,7 +99,8 @@ void files_rename(struct agent *a, const struct sg_agent_msg *m);
 void files_remove(struct agent *a, const struct sg_agent_msg *m);
 void files_list(struct agent *a, const struct sg_agent_msg *m, int fd);
 
-/* Opens the directory that holds path's last component, which goes to name (SG_AGENT_PATH_MAX + 1 bytes). -errno. */
+/* Opens the directory that holds path's last component, which goes to name (SG_AGENT_PATH_MAX + 1 bytes).
+ * -errno. */
 int files_parent(const char *path, char *name);
 int sys_openat2(int dir, const char *path, int flags, mode_t mode);
 struct stat;
@@ -118,8 +120,8 @@ int walk_list(struct walk_list *w, int dir);
 /* Removes everything below dir (consumed): 0 or an errno. */
 int walk_remove(int dir);
 
-/* Runs job(a, m, fd) in a short-lived process whose exit code is ignored but for 0: it has answered itself with
- * out_send on the shared socket. Answers EAGAIN when too many run. */
+/* Runs job(a, m, fd) in a short-lived process whose exit code is ignored but for 0: it has answered itself
+ * with out_send on the shared socket. Answers EAGAIN when too many run. */
 void worker_run(struct agent *a, const struct sg_agent_msg *m, int fd,
                 void (*job)(struct agent *a, const struct sg_agent_msg *m, int fd));
 

@@ -1,6 +1,7 @@
-/* sandgate-agent: the first process of a local sandbox. One thread, one epoll, nothing that waits: it starts commands,
- * reaps whatever dies in its PID namespace, opens files and sockets for the server and hands over the descriptors. No
- * byte of a command or a file passes through it. The server is trusted by it; the sandbox's commands are not. */
+/* sandgate-agent: the first process of a local sandbox. One thread, one epoll, nothing that waits: it starts
+ * commands, reaps whatever dies in its PID namespace, opens files and sockets for the server and hands over
+ * the descriptors. No byte of a command or a file passes through it. The server is trusted by it; the
+ * sandbox's commands are not. */
 #include "backends/agent/inside.h"
 
 #include <errno.h>
@@ -107,11 +108,13 @@ static char *read_blob(int fd, size_t len)
     return p;
 }
 
-static void spawn_strings(struct agent *a, const struct sg_agent_msg *m, struct passed *p, const char *strings)
+static void spawn_strings(struct agent *a, const struct sg_agent_msg *m, struct passed *p,
+                          const char *strings)
 {
     unsigned at = (m->u.spawn.flags & SG_AGENT_SPAWN_BLOB) ? 1 : 0;
     struct child c = {.argv = a->argv + 1, .envp = a->envp, .in = a->null, .group = -1};
-    if (sg_agent_spawn_split(strings, m->u.spawn.len, m->u.spawn.argc, m->u.spawn.envc, &c.cwd, c.argv, c.envp) != 0)
+    if (sg_agent_spawn_split(strings, m->u.spawn.len, m->u.spawn.argc, m->u.spawn.envc, &c.cwd, c.argv,
+                             c.envp) != 0)
         _exit(EXIT_PROTOCOL);
     if (m->u.spawn.flags & SG_AGENT_SPAWN_STDIN)
         c.in = p->fds[at++];

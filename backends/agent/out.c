@@ -1,5 +1,5 @@
-/* Packets to the server: sent at once when the socket takes them, else kept in a bounded ring. A server that does not
- * read is broken, so an overflow ends the agent, and the sandbox with it. */
+/* Packets to the server: sent at once when the socket takes them, else kept in a bounded ring. A server that
+ * does not read is broken, so an overflow ends the agent, and the sandbox with it. */
 #include "backends/agent/inside.h"
 
 #include <errno.h>

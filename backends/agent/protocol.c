@@ -252,7 +252,8 @@ static bool valid(const struct sg_agent_msg *m)
     case SG_AGENT_EXITED:
         return m->nfds == 0 && m->u.exited.signal <= 64 && m->u.exited.status <= 255;
     case SG_AGENT_SPAWN_FAILED:
-        return m->nfds == 0 && m->u.failed.stage >= SG_AGENT_STAGE_FORK && m->u.failed.stage <= SG_AGENT_STAGE_USER;
+        return m->nfds == 0 && m->u.failed.stage >= SG_AGENT_STAGE_FORK &&
+               m->u.failed.stage <= SG_AGENT_STAGE_USER;
     case SG_AGENT_DONE:
         return m->nfds <= 1 && (m->u.done.flags & ~SG_AGENT_DONE_FLAGS) == 0 &&
                (m->nfds == 0 || m->u.done.error == 0);
@@ -396,11 +397,13 @@ static void take_payload(struct reader *r, struct sg_agent_msg *m)
     }
 }
 
-int sg_agent_decode(const void *buf, size_t len, unsigned nfds, enum sg_agent_side from, struct sg_agent_msg *m)
+int sg_agent_decode(const void *buf, size_t len, unsigned nfds, enum sg_agent_side from,
+                    struct sg_agent_msg *m)
 {
     memset(m, 0, sizeof *m);
     const unsigned char *p = buf;
-    if (len < SG_AGENT_HEADER || len > SG_AGENT_PACKET_MAX || p[0] != SG_AGENT_VERSION || !sent_by(from, p[1]))
+    if (len < SG_AGENT_HEADER || len > SG_AGENT_PACKET_MAX || p[0] != SG_AGENT_VERSION ||
+        !sent_by(from, p[1]))
         return -1;
     uint16_t count;
     uint32_t length;
@@ -463,10 +466,10 @@ int sg_agent_record_next(const char **p, size_t *len, struct sg_agent_record *re
 bool sg_agent_fs_refused(unsigned long f_type)
 {
     static const unsigned long refused[] = {
-        PROC_SUPER_MAGIC,   SYSFS_MAGIC,      CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC, FUSE_SUPER_MAGIC,
-        DEVPTS_SUPER_MAGIC, DEBUGFS_MAGIC,    TRACEFS_MAGIC,      SECURITYFS_MAGIC,    BPF_FS_MAGIC,
-        EFIVARFS_MAGIC,     CONFIGFS_MAGIC,   MQUEUE_MAGIC,       NSFS_MAGIC,          SOCKFS_MAGIC,
-        PIPEFS_MAGIC,       AUTOFS_SUPER_MAGIC, ANON_INODE_FS_MAGIC, SELINUX_MAGIC, SMACK_MAGIC,
+        PROC_SUPER_MAGIC,   SYSFS_MAGIC,        CGROUP_SUPER_MAGIC,  CGROUP2_SUPER_MAGIC, FUSE_SUPER_MAGIC,
+        DEVPTS_SUPER_MAGIC, DEBUGFS_MAGIC,      TRACEFS_MAGIC,       SECURITYFS_MAGIC,    BPF_FS_MAGIC,
+        EFIVARFS_MAGIC,     CONFIGFS_MAGIC,     MQUEUE_MAGIC,        NSFS_MAGIC,          SOCKFS_MAGIC,
+        PIPEFS_MAGIC,       AUTOFS_SUPER_MAGIC, ANON_INODE_FS_MAGIC, SELINUX_MAGIC,       SMACK_MAGIC,
         BINFMTFS_MAGIC,
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)

@@ -53,7 +53,8 @@ static void parse(struct agent *a, int argc, char **argv)
     if (ok && strcmp(argv[3], "uid") == 0) {
         a->isolation = SG_AGENT_UID;
         if (argc == 6)
-            ok = parse_number(argv[4], 1U << 30, &uid) && parse_number(argv[5], 1U << 30, &gid) && uid > 0 && gid > 0;
+            ok = parse_number(argv[4], 1U << 30, &uid) && parse_number(argv[5], 1U << 30, &gid) && uid > 0 &&
+                 gid > 0;
         else
             ok = argc == 4;
     } else if (ok && strcmp(argv[3], "dumpable") == 0) {
@@ -111,13 +112,15 @@ static uint64_t effective_caps(void)
     return d[0].effective | (uint64_t)d[1].effective << 32;
 }
 
-/* Keeps at most `keep`, nothing inheritable (which empties the ambient set too), and what it can of the bounding set. */
+/* Keeps at most `keep`, nothing inheritable (which empties the ambient set too), and what it can of the
+ * bounding set. */
 static void drop_caps(uint64_t keep)
 {
     struct __user_cap_header_struct h = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct d[2];
     for (int cap = 0; cap <= 63; cap++)
-        (void)prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); /* needs SETPCAP, which a well-made sandbox does not give */
+        (void)prctl(PR_CAPBSET_DROP, cap, 0, 0,
+                    0); /* needs SETPCAP, which a well-made sandbox does not give */
     get_caps(d);
     d[0].permitted &= (uint32_t)keep;
     d[1].permitted &= (uint32_t)(keep >> 32);

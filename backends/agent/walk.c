@@ -1,5 +1,5 @@
-/* Trees: listing into a memfd, removing. Links are never followed, descriptors held are bounded, and memory is the
- * stack. */
+/* Trees: listing into a memfd, removing. Links are never followed, descriptors held are bounded, and memory
+ * is the stack. */
 #include "backends/agent/inside.h"
 
 #include <errno.h>
@@ -209,7 +209,8 @@ int walk_remove(int dir)
     size_t depth = 1;
     unsigned lifted = 0;
     int e = 0;
-    bool dirty[DEPTH_MAX] = {false}; /* something went while reading: entries may have been skipped, read again */
+    bool dirty[DEPTH_MAX] = {
+        false}; /* something went while reading: entries may have been skipped, read again */
     open_level(&levels[0], dir, 0);
     while (depth > 0 && e <= 0) {
         struct level *here = &levels[depth - 1];
