@@ -1,5 +1,8 @@
 #include "backends/facts.h"
 
+#include "base/secret.h"
+#include "model/selection.h"
+
 #define BASICS (SG_CAP_FILE_RW | SG_CAP_EXEC)
 
 /* A capability stands here only when the driver really has it. */
@@ -73,4 +76,29 @@ bool sg_facts_get(const char *name, const struct sg_facts_settings *s, struct sg
         }
     }
     return false;
+}
+
+static int held(const char *name, struct sg_error *err)
+{
+    struct sg_secret *s = NULL;
+    int has = sg_secret_from_env(name, &s, err);
+    sg_secret_free(s);
+    return has;
+}
+
+int sg_facts_held_credentials(struct sg_names *ret, struct sg_error *err)
+{
+    const char *names[64];
+    size_t n = 0;
+    for (size_t i = 0; i < SG_COUNT_OF(rows); i++) {
+        for (const char *const *c = rows[i].credentials; c && *c && n + 1 < SG_COUNT_OF(names); c++) {
+            int has = held(*c, err);
+            if (has < 0)
+                return -1;
+            if (has)
+                names[n++] = *c;
+        }
+    }
+    names[n] = NULL;
+    return sg_names_set(ret, names, err);
 }

@@ -19,4 +19,10 @@ struct sg_driver_facts sg_facts_at(size_t i, const struct sg_facts_settings *s);
 /* Row by name; false when there is none. */
 bool sg_facts_get(const char *name, const struct sg_facts_settings *s, struct sg_driver_facts *ret);
 
+/* A list of names such as model/selection.h has. */
+struct sg_names;
+/* The set of credential names of the table that this process holds (in its environment, or in the file named
+ * there). The values are not kept. An unreadable file is an error. */
+int sg_facts_held_credentials(struct sg_names *ret, struct sg_error *err);
+
 #endif

@@ -180,6 +180,11 @@ const char *sg_cli_value(const struct sg_cli_args *a, const char *option)
 
 int sg_cli_fail(struct sg_error *err)
 {
+    for (char *p = err->message; *p != '\0'; p++) {
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) {
+            *p = '?'; /* it may quote what somebody sent */
+        }
+    }
     (void)fprintf(stderr, PROGRAM ": %s\n", err->message);
     sg_error_clear(err);
     return SG_CLI_FAILED;

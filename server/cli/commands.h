@@ -11,6 +11,8 @@ extern const struct sg_cli_command sg_cli_commands[];
 int sg_cli_serve(const struct sg_cli_args *a);
 int sg_cli_check_config(const struct sg_cli_args *a);
 int sg_cli_version(const struct sg_cli_args *a);
+int sg_cli_select(const struct sg_cli_args *a);
+int sg_cli_receipt_verify(const struct sg_cli_args *a);
 
 /* Of a running server. */
 int sg_cli_status(const struct sg_cli_args *a);
