@@ -185,28 +185,6 @@ static int build_backends(struct app *a, struct sg_error *err)
                            err);
 }
 
-/* Names of the provider credentials this server has; the values stay where they are until a driver needs them. */
-static int find_credentials(struct app *a, struct sg_error *err)
-{
-    const char *held[64];
-    size_t n = 0;
-
-    for (size_t i = 0; i < sg_facts_count(); i++) {
-        const char *const *names = sg_facts_at(i, NULL).credentials;
-        for (size_t k = 0; names && names[k] && n + 1 < SG_COUNT_OF(held); k++) {
-            struct sg_secret *s = NULL;
-            int has = sg_secret_from_env(names[k], &s, err);
-            sg_secret_free(s);
-            if (has < 0)
-                return -1;
-            if (has)
-                held[n++] = names[k];
-        }
-    }
-    held[n] = NULL;
-    return sg_names_set(&a->held, held, err);
-}
-
 static int build_service(struct app *a, struct sg_error *err)
 {
     const struct sg_config *c = a->cfg;
@@ -333,7 +311,7 @@ static int build(struct app *a, struct sg_error *err)
     if (open_state(a, err) < 0 || sg_http_listen(a->cfg->server.listen, &a->listen_fd, err) < 0 || start_spawner(a, err) < 0)
         return -1;
     json_object_seed(0);
-    if (start_threads(a, err) < 0 || open_store(a, err) < 0 || find_credentials(a, err) < 0 || build_backends(a, err) < 0 ||
+    if (start_threads(a, err) < 0 || open_store(a, err) < 0 || sg_facts_held_credentials(&a->held, err) < 0 || build_backends(a, err) < 0 ||
         build_service(a, err) < 0 || build_api(a, err) < 0)
         return -1;
     return listen_for_requests(a, err);
