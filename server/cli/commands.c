@@ -42,6 +42,10 @@ const struct sg_cli_command sg_cli_commands[] = {
      {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION}, sg_cli_lease_show},
     {"lease rm", "ID", 1, 1, "Ends a lease and its sandbox",
      {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION}, sg_cli_lease_rm},
+    {"audit verify", "", 0, 0, "Checks the audit log of a state directory, offline or beside a running server; reads only",
+     {{"state-dir", "DIR", "database and keys; default as serve would have it"},
+      {"config", "FILE", "settings (YAML); default $SANDGATE_CONFIG, else none"},
+      SG_CLI_JSON_OPTION}, sg_cli_audit_verify},
     {"version", "", 0, 0, "Prints the version", {SG_CLI_JSON_OPTION}, sg_cli_version},
     {.name = NULL},
 };

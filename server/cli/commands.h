@@ -13,6 +13,7 @@ int sg_cli_check_config(const struct sg_cli_args *a);
 int sg_cli_version(const struct sg_cli_args *a);
 int sg_cli_select(const struct sg_cli_args *a);
 int sg_cli_receipt_verify(const struct sg_cli_args *a);
+int sg_cli_audit_verify(const struct sg_cli_args *a);
 
 /* Of a running server. */
 int sg_cli_status(const struct sg_cli_args *a);

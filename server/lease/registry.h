@@ -86,7 +86,7 @@ struct sg_reserve {
  * SG_TRAJECTORY_CONFLICT, SG_QUOTA_EXCEEDED (members limit, use, owner; retry_after). May read the disk when the terms have an
  * Idempotency-Key. ret_answer may be NULL when they have none. */
 int sg_registry_reserve(struct sg_registry *r, const struct sg_reserve *q, enum sg_reserved *ret_how,
-                        struct sg_entry **ret, struct sg_answer *ret_answer, struct sg_error *err);
+                        struct sg_entry **ret, struct sg_stored_answer *ret_answer, struct sg_error *err);
 
 /* Writes the lease down, durably, while it is still creating: before asking a provider whose sandboxes outlive the server, and
  * before answering 202. provider: who will be asked, or NULL. `with`: further rows (the receipt) or NULL; consumed. done: as

@@ -14,7 +14,7 @@ static int key_conflict(struct sg_error *err)
     return sg_error_set(err, SG_IDEMPOTENCY_CONFLICT, "this Idempotency-Key was used for another request");
 }
 
-static int copy_answer(const struct sg_entry *e, struct sg_answer *ret, struct sg_error *err)
+static int copy_answer(const struct sg_entry *e, struct sg_stored_answer *ret, struct sg_error *err)
 {
     memset(ret, 0, sizeof *ret);
     memcpy(ret->request_hash, e->lease.terms->request_hash, sizeof ret->request_hash);
@@ -29,7 +29,7 @@ struct attempt {
     const struct sg_reserve *q;
     enum sg_reserved *how;
     struct sg_entry **ret;
-    struct sg_answer *answer;
+    struct sg_stored_answer *answer;
 };
 
 static int same(const struct attempt *t, struct sg_entry *e)
@@ -132,7 +132,7 @@ static int ask_store(const struct attempt *t, struct sg_error *err)
         return rc;
     }
     if (!same_request(t->answer->request_hash, terms)) {
-        sg_answer_finish(t->answer);
+        sg_stored_answer_finish(t->answer);
         return key_conflict(err);
     }
     *t->how = SG_RESERVED_ANSWERED;
@@ -166,7 +166,7 @@ static int reserve(const struct attempt *t, struct sg_entry *mine, struct sg_aft
 }
 
 int sg_registry_reserve(struct sg_registry *r, const struct sg_reserve *q, enum sg_reserved *ret_how,
-                        struct sg_entry **ret, struct sg_answer *ret_answer, struct sg_error *err)
+                        struct sg_entry **ret, struct sg_stored_answer *ret_answer, struct sg_error *err)
 {
     struct attempt t = {.r = r, .q = q, .how = ret_how, .ret = ret, .answer = ret_answer};
     struct sg_after after;

@@ -96,15 +96,15 @@ int sg_store_submit(struct sg_store *s, struct sg_store_op *op, unsigned how, co
 /* A lease row; tenant NULL: of anyone. SG_NOT_FOUND, also past retention. */
 int sg_store_lease(struct sg_store *s, const char *tenant, const char *id, struct sg_lease *ret, struct sg_error *err);
 
-struct sg_answer {
+struct sg_stored_answer {
     char request_hash[SG_SHA256_HEX];
     char lease_id[SG_ID_MAX];
     int status;
     char *body; /* owned */
 };
-void sg_answer_finish(struct sg_answer *a);
+void sg_stored_answer_finish(struct sg_stored_answer *a);
 /* 1 found, 0 not, -1 err. */
-int sg_store_answer(struct sg_store *s, const char *tenant, const char *key, struct sg_answer *ret,
+int sg_store_answer(struct sg_store *s, const char *tenant, const char *key, struct sg_stored_answer *ret,
                     struct sg_error *err);
 
 struct sg_lease_query {

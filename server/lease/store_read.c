@@ -77,13 +77,13 @@ int sg_store_lease(struct sg_store *s, const char *tenant, const char *id, struc
     return result;
 }
 
-void sg_answer_finish(struct sg_answer *a)
+void sg_stored_answer_finish(struct sg_stored_answer *a)
 {
     free(a->body);
     memset(a, 0, sizeof *a);
 }
 
-int sg_store_answer(struct sg_store *s, const char *tenant, const char *key, struct sg_answer *ret, struct sg_error *err)
+int sg_store_answer(struct sg_store *s, const char *tenant, const char *key, struct sg_stored_answer *ret, struct sg_error *err)
 {
     pthread_mutex_lock(&s->read_lock);
     sqlite3_stmt *st = s->reads[SG_READ_ANSWER];

@@ -303,7 +303,7 @@ static void join_other(struct creation *c)
 static void reserve(struct creation *c)
 {
     struct sg_reserve q = {.terms = c->terms, .max_leases = c->max_leases};
-    struct sg_answer stored = {0};
+    struct sg_stored_answer stored = {0};
     enum sg_reserved how;
 
     if (sg_registry_reserve(c->s->leases, &q, &how, &c->entry, &stored, &c->why) < 0) {
@@ -316,7 +316,7 @@ static void reserve(struct creation *c)
         struct sg_created made = {.entry = c->entry, .answer = &stored};
         answer(c, &made, NULL);
     }
-    sg_answer_finish(&stored);
+    sg_stored_answer_finish(&stored);
 }
 
 static void reserve_on_worker(struct sg_work *w)

@@ -88,7 +88,7 @@ struct sg_create_args {
 /* Borrowed for the callback. */
 struct sg_created {
     struct sg_entry *entry;         /* NULL when only the stored answer is left */
-    const struct sg_answer *answer; /* not NULL: replay this */
+    const struct sg_stored_answer *answer; /* not NULL: replay this */
     bool fresh;                     /* this call made it; else it is the same as before */
 };
 /* Never fails by itself: everything goes to done. */

@@ -80,7 +80,7 @@ Test(registry, the_same_trajectory_is_the_same_lease)
 Test(registry, an_idempotency_key_replays_its_answer_beyond_the_end)
 {
     struct sg_error err = {0};
-    struct sg_answer a;
+    struct sg_stored_answer a;
     enum sg_reserved how;
     struct ask ask = {.key = "k", .hash = "a"};
     struct sg_entry *e = lease(&w, &ask);
@@ -91,7 +91,7 @@ Test(registry, an_idempotency_key_replays_its_answer_beyond_the_end)
         cr_expect_eq(how, SG_RESERVED_ANSWERED);
         cr_expect_eq(a.status, 201);
         cr_expect_str_eq(a.body, want);
-        sg_answer_finish(&a);
+        sg_stored_answer_finish(&a);
         sg_entry_unref(got);
         cr_expect_eq(reserve(&w, &(struct ask){.key = "k", .hash = "b"}, &how, &got, &a, &err), -1);
         cr_expect_eq(err.code, SG_IDEMPOTENCY_CONFLICT);
@@ -125,19 +125,19 @@ Test(registry, what_left_memory_is_read_from_the_store)
     cr_expect_not(sg_registry_end(w.reg, e, SG_END_DELETED, NULL));
     cr_expect(wait_for(e, SG_WAIT_ENDED, 0));
     sg_entry_unref(e);
-    struct sg_answer a;
+    struct sg_stored_answer a;
     enum sg_reserved how;
     cr_assert_eq(reserve(&w, &(struct ask){.key = "first"}, &how, &e, &a, &err), 0);
     cr_expect_eq(how, SG_RESERVED_ANSWERED);
     cr_expect_null(e);
-    sg_answer_finish(&a);
+    sg_stored_answer_finish(&a);
 }
 
 Test(registry, a_failed_create_frees_everything)
 {
     struct sg_error err = {0};
     struct sg_error why = {0};
-    struct sg_answer a;
+    struct sg_stored_answer a;
     enum sg_reserved how;
     struct ask ask = {.trajectory = "t", .key = "k", .hash = "a", .max_leases = 1};
     struct sg_entry *e = NULL;
@@ -193,7 +193,7 @@ Test(registry, a_lease_deleted_during_its_commit)
     /* However the two meet, the outcome is one of two: ready and then ended by on_end, or never ready. */
     for (int i = 0; i < 200; i++) {
         struct sg_error err = {0};
-        struct sg_answer a;
+        struct sg_stored_answer a;
         enum sg_reserved how;
         struct sg_entry *e = NULL;
         struct ask ask = {.key = "k", .max_leases = 1};
@@ -242,7 +242,7 @@ static void *racer(void *arg)
 {
     struct racers *r = arg;
     struct sg_error err = {0};
-    struct sg_answer a = {0};
+    struct sg_stored_answer a = {0};
     enum sg_reserved how;
     struct sg_entry *e = NULL;
     pthread_barrier_wait(&r->start);
@@ -266,7 +266,7 @@ static void *racer(void *arg)
         r->same++;
     } else {
         r->answered++;
-        sg_answer_finish(&a);
+        sg_stored_answer_finish(&a);
     }
     sg_entry_unref(e);
     return NULL;

@@ -136,7 +136,7 @@ Test(store, answers_are_kept_as_long_as_their_lease)
     struct sg_store_config cfg = {.state_dir = dir, .retention_ms = 400};
     struct sg_store *s = NULL;
     struct sg_error err = {0};
-    struct sg_answer a;
+    struct sg_stored_answer a;
     cr_assert_eq(sg_store_open(&cfg, &s, &err), 0, "%s", err.message);
     struct sg_lease l = make_lease("acme", SG_LEASE_READY);
     l.terms->idempotency_key = sg_xstrdup("k");
@@ -149,7 +149,7 @@ Test(store, answers_are_kept_as_long_as_their_lease)
     cr_expect_eq(a.status, 201);
     cr_expect_str_eq(a.body, "{}");
     cr_expect_str_eq(a.lease_id, l.id);
-    sg_answer_finish(&a);
+    sg_stored_answer_finish(&a);
     cr_expect_eq(sg_store_answer(s, "beta", "k", &a, &err), 0);
 
     l.state = SG_LEASE_TERMINATED;
@@ -158,7 +158,7 @@ Test(store, answers_are_kept_as_long_as_their_lease)
     sg_store_op_lease_state(op, &l);
     cr_assert_eq(write_wait(s, op, SG_STORE_LAZY, &err), 0, "%s", err.message);
     cr_expect_eq(sg_store_answer(s, "acme", "k", &a, &err), 1);
-    sg_answer_finish(&a);
+    sg_stored_answer_finish(&a);
     usleep(450000);
     struct sg_lease r;
     cr_expect_eq(sg_store_answer(s, "acme", "k", &a, &err), 0);

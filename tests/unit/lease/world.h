@@ -104,7 +104,7 @@ static inline struct sg_lease_terms *ask_terms(const struct ask *a)
 }
 
 static inline int reserve(struct world *w, const struct ask *a, enum sg_reserved *how, struct sg_entry **e,
-                          struct sg_answer *answer, struct sg_error *err)
+                          struct sg_stored_answer *answer, struct sg_error *err)
 {
     struct sg_lease_terms *t = ask_terms(a);
     struct sg_reserve q = {.terms = t, .max_leases = a->max_leases};
@@ -145,7 +145,7 @@ static inline int make_ready(struct world *w, struct sg_entry *e, struct sg_erro
 static inline struct sg_entry *lease(struct world *w, const struct ask *a)
 {
     struct sg_error err = {0};
-    struct sg_answer answer;
+    struct sg_stored_answer answer;
     enum sg_reserved how;
     struct sg_entry *e = NULL;
     cr_assert_eq(reserve(w, a, &how, &e, &answer, &err), 0, "%s", err.message);
