@@ -5,6 +5,7 @@
 #include <grp.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -43,7 +44,7 @@ static void die(const char *what, const struct sg_error *err)
 static void become_ordinary(struct world *w)
 {
     if (chown(w->dir, ORDINARY, ORDINARY) < 0 || setgroups(0, NULL) < 0 || setgid(ORDINARY) < 0 ||
-        setuid(ORDINARY) < 0) {
+        setuid(ORDINARY) < 0 || prctl(PR_SET_DUMPABLE, 1) < 0) {
         perror("cannot become an ordinary user");
         abort();
     }
