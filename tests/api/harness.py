@@ -300,6 +300,7 @@ class Server:
                  "type": response.headers.get("Content-Type"), "own": response.headers.get("Sandgate-Error")}
         if entry["type"] and "json" in entry["type"] and len(body) < 200000:
             entry["body"] = body.decode(errors="replace")
+        os.makedirs(os.path.dirname(name), exist_ok=True)
         with open(name, "a") as f:
             f.write(json.dumps(entry) + "\n")
 

@@ -1,8 +1,8 @@
 // Validates the API description, and holds answers observed by the black-box tests to it:
 //   node check.mjs DESCRIPTION [OBSERVED]
-// OBSERVED: JSON lines {method, path, status, type, body, own}. Every answer must match its operation's schema for that status;
+// OBSERVED: a directory of files of JSON lines {method, path, status, type, body, own}. Every answer must match its operation's schema for that status;
 // every documented status of every operation must have been seen, but for the exceptions below, which are counted.
-import { readFileSync } from 'node:fs'
+import { readFileSync, readdirSync } from 'node:fs'
 import { Validator } from '@seriousme/openapi-schema-validator'
 import Ajv2020 from 'ajv/dist/2020.js'
 import addFormats from 'ajv-formats'
@@ -72,7 +72,8 @@ const locate = (o, name, type) => {
 
 let answers = 0
 if (observed) {
-  for (const line of readFileSync(observed, 'utf8').split('\n')) {
+  const lines = readdirSync(observed).flatMap((f) => readFileSync(observed + '/' + f, 'utf8').split('\n'))
+  for (const line of lines) {
     if (!line) continue
     const a = JSON.parse(line)
     const o = find(a.method, a.path)
