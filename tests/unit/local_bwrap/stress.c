@@ -169,7 +169,7 @@ static void kill_some(int64_t every_ms)
     struct timespec nap = {.tv_sec = every_ms / 1000, .tv_nsec = every_ms % 1000 * 1000000};
     while (sg_now_ms() < until_ms) {
         (void)nanosleep(&nap, NULL);
-        size_t n = world_processes(&w, "sandgate-agent", pids, SG_COUNT_OF(pids));
+        size_t n = world_processes(&w, "agent", pids, SG_COUNT_OF(pids));
         if (n > 0) {
             (void)kill(pids[(size_t)sg_now_us() % (n < SG_COUNT_OF(pids) ? n : SG_COUNT_OF(pids))], SIGKILL);
         }

@@ -33,18 +33,25 @@ ParameterizedTest(bool *user, local_hostile, killing_everything_kills_only_ones_
     cr_assert(bad != NULL && good != NULL);
     cr_assert(call_exec_begin(good, "sleep 1000", false, CALL_MS, &bystander));
     cr_assert(flag_wait(&bystander.started, 1, CALL_MS));
-    call_exec(bad, "sleep 1000 >/dev/null 2>&1 & kill -9 -1; kill -9 1; kill -TERM 1; kill -STOP 1; kill -9 2; true", NULL, &r);
+    call_exec(bad, "kill -9 1; kill -TERM 1; kill -STOP 1; kill -INT 1", NULL, &r);
     call_exec_finish(&r);
     expect_works(bad);
+    call_exec(bad, "sleep 1000 >/dev/null 2>&1 & kill -9 -1; kill -9 2 3 4; true", NULL, &r);
+    call_exec_finish(&r);
+    /* With one uid for all, and helpers instead of groups, it may have killed a helper: then its sandbox is given up. */
+    call_exec(bad, "true", NULL, &r);
+    cr_expect(!r.failed || (*user && r.err.code == SG_SANDBOX_LOST), "%s", r.err.message);
+    call_exec_finish(&r);
     expect_works(good);
-    cr_expect_eq(world_slot(&w, 0, 0).state, SG_SLOT_LEASED);
-    cr_expect_eq(world_slot(&w, 0, 1).state, SG_SLOT_LEASED);
+    size_t g = strncmp(good->id, "default-0.", 10) == 0 ? 0 : 1;
+    cr_expect_eq(world_slot(&w, 0, g).state, SG_SLOT_LEASED);
     cr_expect_not(bystander.done);
     call_end(bad);
     bystander.x->ops->kill(bystander.x, SG_KILLED_CALLER);
     call_exec_end(&bystander);
     cr_expect_eq(bystander.exit.killed_by, SG_KILLED_CALLER);
     call_exec_finish(&bystander);
+    cr_assert(world_wait(&w, 0, 1 - g, SG_SLOT_READY));
     call_end(good);
     world_close(&w);
 }
@@ -105,8 +112,9 @@ Test(local_hostile, a_full_disk_is_ones_own_and_gone_with_the_lease)
     cr_expect_eq(call_put(bad, "more", block, sizeof block, false, &err), -1);
     cr_expect_eq(err.code, SG_SANDBOX_DISK_FULL, "%s", err.message);
     cr_expect_eq(call_put(good, "more", block, sizeof block, false, &err), 0);
+    size_t b = strncmp(bad->id, "default-0.", 10) == 0 ? 0 : 1;
     call_end(bad);
-    cr_assert(world_wait(&w, 0, 0, SG_SLOT_READY) || world_wait(&w, 0, 1, SG_SLOT_READY));
+    cr_assert(world_wait(&w, 0, b, SG_SLOT_READY));
     bad = world_lease(&w, "lse_next");
     cr_assert_not_null(bad);
     cr_expect_eq(call_put(bad, "more", block, sizeof block, false, &err), 0, "%s", err.message);

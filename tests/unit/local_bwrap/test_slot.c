@@ -19,11 +19,11 @@ static void count_lost(void *arg, struct sg_sandbox *sb, const struct sg_error *
     flag_raise(arg);
 }
 
-/* Kills the only agent there is. */
+/* Kills the only agent there is: the oldest process of that name, helpers over commands have it too. */
 static void kill_agent(struct world *w)
 {
     pid_t pid = 0;
-    cr_assert_eq(world_processes(w, "sandgate-agent", &pid, 1), 1);
+    cr_assert_geq(world_processes(w, "agent", &pid, 1), 1);
     cr_assert_eq(kill(pid, SIGKILL), 0);
 }
 
@@ -140,7 +140,7 @@ Test(local_slot, many_leases_leave_nothing, .timeout = 110)
         }
         struct sg_sandbox *sb = world_lease(&w, "lse_1");
         cr_assert_not_null(sb);
-        if (i % 20 == 0) {
+        if (i < WARM || i % 20 == 0) {
             char *out = call_output(sb, "sleep 1000 >/dev/null 2>&1 & echo x > /tmp/x; echo ok");
             cr_expect_str_eq(out, "ok\n");
             free(out);
@@ -148,7 +148,8 @@ Test(local_slot, many_leases_leave_nothing, .timeout = 110)
         call_end(sb);
     }
     cr_assert(world_wait_ready(&w));
-    cr_expect_leq(world_open_fds(), fds);
+    size_t fds_now = world_open_fds();
+    cr_expect_leq(fds_now, fds, "%zu descriptors, %zu before", fds_now, fds);
     cr_expect_leq(world_processes(&w, NULL, NULL, 0), processes);
     cr_expect_leq(world_mounts(&w), mounts);
     cr_expect_eq(world_processes(&w, "sleep", NULL, 0), 0);
