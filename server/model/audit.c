@@ -11,9 +11,9 @@ static const char record_tag[] = "sandgate-audit-record-1";
 static const char head_tag[] = "sandgate-audit-head-1";
 static const char head_word[] = "sandgate-audit 1 ";
 
-#define SIGNED_MAX (SG_AUDIT_PAYLOAD_MAX + 64U * 1024U)
+#define SIGNED_MAX ((size_t)SG_AUDIT_PAYLOAD_MAX + 65536)
 #define SEQ_DIGITS 20
-#define HEX_LEN (2U * SG_SHA256_LEN)
+#define HEX_LEN ((size_t)2 * SG_SHA256_LEN)
 
 /* ---- what is signed: every part with its length before it, so that no two records sign alike ---- */
 
@@ -65,7 +65,7 @@ int sg_audit_append(const void *key, size_t key_len, struct sg_audit_head *head,
     if (!r->kind || !*r->kind || !r->payload || strlen(r->payload) > SG_AUDIT_PAYLOAD_MAX || head->seq < 0 ||
         head->seq == INT64_MAX)
         return sg_error_set(err, SG_INTERNAL,
-                            "an audit record needs a kind and a payload of at most %u bytes",
+                            "an audit record needs a kind and a payload of at most %zu bytes",
                             SG_AUDIT_PAYLOAD_MAX);
     r->seq = head->seq + 1;
     memcpy(r->prev, head->mac, SG_SHA256_LEN);

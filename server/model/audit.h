@@ -13,7 +13,7 @@
 struct json_t;
 
 #define SG_AUDIT_KEY_MIN 32U
-#define SG_AUDIT_PAYLOAD_MAX (1024U * 1024U)
+#define SG_AUDIT_PAYLOAD_MAX ((size_t)1 << 20)
 
 /* One record. Strings are borrowed; tenant, lease_id and receipt_id may be NULL. */
 struct sg_audit_record {

@@ -75,10 +75,10 @@ static bool fail(struct sg_receipt_check *c, const char *reason, const char *fmt
 static bool fail(struct sg_receipt_check *c, const char *reason, const char *fmt, ...)
 {
     va_list ap;
+    va_start(ap, fmt);
     c->ok = false;
     snprintf(c->reason, sizeof c->reason, "%s", reason);
-    va_start(ap, fmt);
-    vsnprintf(c->detail, sizeof c->detail, fmt, ap);
+    (void)vsnprintf(c->detail, sizeof c->detail, fmt, ap);
     va_end(ap);
     c->detail[sg_utf8_whole(c->detail, strlen(c->detail))] = '\0';
     return false;

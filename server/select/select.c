@@ -214,7 +214,7 @@ const char *sg_select_reason_name(enum sg_select_reason r)
 {
     switch (r) {
     case SG_SELECT_NOT_THE_OVERRIDE:
-        return "override_not_registered";
+        return "not_the_override";
     case SG_SELECT_PAID_NOT_ALLOWED:
         return "paid_not_allowed";
     case SG_SELECT_BUDGET_EXHAUSTED:

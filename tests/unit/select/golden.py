@@ -79,7 +79,7 @@ def select(i):
     if override is not None:
         named = [c for c in ranked if c["name"] == override]
         if not named:
-            why = [{"code": "override_not_registered", "detail": f"the override names {override}, which is not registered"}]
+            why = [{"code": "not_the_override", "detail": f"the override names {override}, which is not registered"}]
             return None, "override_not_registered", [(c["name"], why) for c in ranked]
         why = missing(i, named[0])
         return (None, "override_" + why[0]["code"], [(override, why)]) if why else (override, None, [(override, [])])

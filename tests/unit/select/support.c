@@ -4,6 +4,7 @@ json_t *test_json(const char *text)
 {
     json_t *v = NULL;
     struct sg_error err = {0};
+    cr_assert(text);
     cr_assert(sg_json_parse(text, strlen(text), &v, &err) == 0, "%s: %s", err.message, text);
     return v;
 }

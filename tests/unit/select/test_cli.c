@@ -8,6 +8,11 @@
 #include "base/json.h"
 #include "cli/commands.h"
 
+static const char plain_request[] = GOLDEN_DIR "/plain.request.json";
+static const char plain_answer[] = GOLDEN_DIR "/plain.answer.json";
+static const char all_reasons_request[] = GOLDEN_DIR "/all_reasons.request.json";
+static const char paid_answer[] = GOLDEN_DIR "/paid.answer.json";
+
 /* Nothing here serves. */
 int sg_app_run(const struct sg_config *cfg SG_UNUSED, const struct sg_config_args *args SG_UNUSED,
                struct sg_error *err)
@@ -59,7 +64,8 @@ static void expect_stderr(const char *part)
 /* A file with this text; its name is written to path. */
 static void write_file(char *path, const char *text)
 {
-    strcpy(path, "/tmp/sandgate-test-XXXXXX");
+    static const char template[] = "/tmp/sandgate-test-XXXXXX";
+    memcpy(path, template, sizeof template);
     int fd = mkstemp(path);
     cr_assert(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
     close(fd);
@@ -84,13 +90,13 @@ Test(cli_select, without_a_body_the_default_configuration_counts, .init = redire
 
 Test(cli_select, json_is_what_the_server_answers, .init = redirect)
 {
-    cr_assert_eq(RUN("select", "--json", "--file", GOLDEN_DIR "/plain.request.json"), 0);
-    expect_stdout(slurp(GOLDEN_DIR "/plain.answer.json"));
+    cr_assert_eq(RUN("select", "--json", "--file", plain_request), 0);
+    expect_stdout(slurp(plain_answer));
 }
 
 Test(cli_select, a_refusal_is_explained_and_is_1, .init = redirect)
 {
-    cr_assert_eq(RUN("select", "--file", GOLDEN_DIR "/all_reasons.request.json"), 1);
+    cr_assert_eq(RUN("select", "--file", all_reasons_request), 1);
     expect_stdout("missing_capabilities: missing exec, gpu; missing_credentials: missing A1");
     expect_stderr("none of the 4 backends");
 }
@@ -127,7 +133,7 @@ Test(cli_select, wrong_use, .init = redirect)
 static void receipt_file(char *path, bool forge)
 {
     json_t *answer = NULL;
-    const char *text = slurp(GOLDEN_DIR "/paid.answer.json");
+    const char *text = slurp(paid_answer);
     cr_assert_eq(sg_json_parse(text, strlen(text), &answer, NULL), 0);
     json_t *receipt = json_object_get(answer, "receipt");
     if (forge)

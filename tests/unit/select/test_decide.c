@@ -144,6 +144,7 @@ Test(decide, the_body_is_left_alone)
         "'free':true}]}");
     sg_cleanup(sg_json_p) json_t *before = json_deep_copy(body);
     sg_cleanup(sg_json_p) json_t *answer = test_select(body);
+    cr_assert(json_is_object(answer));
     cr_assert(json_equal(body, before));
     cr_assert_eq(body->refcount, 1);
 }
