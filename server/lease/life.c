@@ -403,39 +403,88 @@ int sg_registry_ready(struct sg_registry *r, struct sg_entry *e, const struct sg
     return rc;
 }
 
-void sg_registry_failed(struct sg_registry *r, struct sg_entry *e, struct sg_store_op *with, const struct sg_error *why)
+struct failure {
+    struct sg_entry *entry;
+    struct sg_store_done done;
+};
+
+static void failure_written(void *arg, const struct sg_error *err)
 {
-    struct sg_after after;
-    sg_after_init(&after);
-    pthread_mutex_lock(&r->lock);
-    if (!e->held || e->committing || (e->lease.state != SG_LEASE_CREATING && e->lease.state != SG_LEASE_RELEASING)) {
-        pthread_mutex_unlock(&r->lock);
-        sg_store_op_free(with);
-        return;
+    struct failure *f = arg;
+    struct sg_store_done done = f->done;
+    struct sg_entry *e = f->entry;
+    free(f);
+    end_written(e, err);
+    if (done.fn != NULL) {
+        done.fn(done.arg, err);
     }
+}
+
+/* What there is to write of a failed create. False: nothing, or no memory for it (err). */
+static bool write_failure(struct sg_entry *e, struct sg_store_op *with, const struct sg_store_done *done,
+                          struct sg_error *err)
+{
+    const struct sg_lease_terms *t = e->lease.terms;
+    unsigned how = SG_STORE_KEEP | (with != NULL ? SG_STORE_DURABLE : SG_STORE_LAZY);
+    if (with == NULL && !e->stored) {
+        return false;
+    }
+    struct sg_store_op *op = with != NULL ? with : sg_store_op_new();
+    if (e->stored) {
+        sg_store_op_lease_state(op, &e->lease);
+        sg_entry_audit(e, op);
+        if (e->key != NULL) {
+            sg_store_op_no_answer(op, t->tenant, t->idempotency_key, e->lease.id);
+        }
+    }
+    struct failure *f = sg_xcalloc(1, sizeof *f);
+    *f = (struct failure){.entry = e, .done = done != NULL ? *done : (struct sg_store_done){0}};
+    e->unwritten++;
+    if (sg_entry_submit(e, op, how, failure_written, f, err) < 0) {
+        e->unwritten--;
+        free(f);
+        return false;
+    }
+    return true;
+}
+
+/* Under the lock: the state that follows from a create that failed. */
+static void step_failed(struct sg_entry *e, const struct sg_error *why, struct sg_after *a)
+{
     sg_error_copy(&e->failure, why);
-    sg_registry_unindex_trajectory(r, e);
-    sg_registry_unindex_key(r, e);
+    sg_registry_unindex_trajectory(e->reg, e);
+    sg_registry_unindex_key(e->reg, e);
     if (e->lease.state == SG_LEASE_CREATING) {
         char reason[sizeof e->lease.reason];
         (void)snprintf(reason, sizeof reason, "%s: %.*s", sg_code_name(why->code), 100, why->message);
-        sg_entry_step(e, SG_LEASE_FAILED, reason, &after);
+        sg_entry_step(e, SG_LEASE_FAILED, reason, a);
     } else {
-        finish_releasing(e, NULL, &after);
+        finish_releasing(e, NULL, a);
     }
-    if (e->stored) {
-        with = with != NULL ? with : sg_store_op_new();
-        if (e->key != NULL) {
-            sg_store_op_no_answer(with, e->lease.terms->tenant, e->lease.terms->idempotency_key, e->lease.id);
-        }
-        write_state(e, with, SG_STORE_LAZY);
-    } else if (with != NULL) {
-        (void)sg_store_submit(r->cfg.store, with, SG_STORE_KEEP, NULL, NULL);
+}
+
+void sg_registry_failed(struct sg_registry *r, struct sg_entry *e, struct sg_store_op *with, const struct sg_error *why,
+                        const struct sg_store_done *done)
+{
+    struct sg_error err = {0};
+    struct sg_after after;
+    sg_after_init(&after);
+    pthread_mutex_lock(&r->lock);
+    bool writes = false;
+    if (e->held && !e->committing && (e->lease.state == SG_LEASE_CREATING || e->lease.state == SG_LEASE_RELEASING)) {
+        step_failed(e, why, &after);
+        writes = write_failure(e, with, done, &err);
+        let_go(e, &after);
+        sg_entry_wake(e, &after);
+    } else {
+        sg_store_op_free(with);
     }
-    let_go(e, &after);
-    sg_entry_wake(e, &after);
     pthread_mutex_unlock(&r->lock);
     sg_after_run(r, &after);
+    if (!writes && done != NULL) {
+        done->fn(done->arg, err.code != SG_OK ? &err : NULL);
+    }
+    sg_error_clear(&err);
 }
 
 /* ---- extending ---- */

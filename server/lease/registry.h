@@ -117,9 +117,10 @@ int sg_registry_ready(struct sg_registry *r, struct sg_entry *e, const struct sg
                       const struct sg_store_done *done, struct sg_error *err);
 
 /* Nothing of it is left outside: failed (terminated when it had been ended by its caller meanwhile); the quota is free, waiters
- * run, the Idempotency-Key may be used again. `with`: further rows, consumed, or NULL. */
-void sg_registry_failed(struct sg_registry *r, struct sg_entry *e, struct sg_store_op *with,
-                        const struct sg_error *why);
+ * run, the Idempotency-Key may be used again. `with`: further rows (the receipt of the refusal), consumed, or NULL. done (may be NULL)
+ * comes once they are on the disk, or with the error that kept them from it; maybe before this returns. */
+void sg_registry_failed(struct sg_registry *r, struct sg_entry *e, struct sg_store_op *with, const struct sg_error *why,
+                        const struct sg_store_done *done);
 
 /* ---- life ---- */
 

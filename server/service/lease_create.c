@@ -115,8 +115,9 @@ static void refuse(struct creation *c)
 /* The reservation ends without a sandbox. */
 static void give_up(struct creation *c)
 {
-    sg_registry_failed(c->s->leases, c->entry, refusal_op(c, &c->why), &c->why);
-    answer(c, NULL, &c->why);
+    struct sg_store_done done = {.fn = refusal_sealed, .arg = c};
+
+    sg_registry_failed(c->s->leases, c->entry, refusal_op(c, &c->why), &c->why, &done);
 }
 
 static void unsealed_sandbox_gone(void *arg, const struct sg_error *err SG_UNUSED)

@@ -115,7 +115,7 @@ static void create(struct sg_entry *e)
     if (p.failed) {
         live--;
         sg_error_set(&err, SG_LEASE_GONE, "ended meanwhile");
-        sg_registry_failed(reg, e, NULL, &err);
+        sg_registry_failed(reg, e, NULL, &err, NULL);
     } else {
         made++;
     }

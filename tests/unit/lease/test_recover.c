@@ -146,7 +146,7 @@ Test(recover, leases_that_outlive_the_server_are_handed_over)
         if (sg_streq(sg_entry_id(e), intent)) {
             cr_expect_eq(state_of(e), SG_LEASE_CREATING);
             sg_error_set(&err, SG_PROVIDER_FAILED, "there is no such sandbox");
-            sg_registry_failed(w.reg, e, NULL, &err);
+            sg_registry_failed(w.reg, e, NULL, &err, NULL);
             cr_expect_eq(state_of(e), SG_LEASE_FAILED);
         } else {
             bool is_ready = sg_streq(sg_entry_id(e), ready);
@@ -209,7 +209,7 @@ Test(recover, an_intent_is_known_after_a_crash)
     cr_expect_str_eq(l.provider, "cloud");
     sg_lease_finish(&l);
     sg_error_set(&err, SG_PROVIDER_FAILED, "no");
-    sg_registry_failed(w.reg, e, NULL, &err);
+    sg_registry_failed(w.reg, e, NULL, &err, NULL);
     cr_expect(wait_for(e, SG_WAIT_ENDED, 5000));
     cr_assert_eq(sg_store_lease(w.store, NULL, sg_entry_id(e), &l, &err), 0);
     cr_expect_eq(l.state, SG_LEASE_FAILED);

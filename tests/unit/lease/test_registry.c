@@ -154,7 +154,7 @@ Test(registry, a_failed_create_frees_everything)
     sem_init(&sw.sem, 0, 0);
     cr_assert(sg_entry_wait(e, SG_WAIT_SETTLED, &sw.w));
     sg_error_set(&why, SG_ACQUIRE_TIMEOUT, "no slot");
-    sg_registry_failed(w.reg, e, NULL, &why);
+    sg_registry_failed(w.reg, e, NULL, &why, NULL);
     sem_wait_all(&sw.sem);
     cr_expect_eq(state_of(e), SG_LEASE_FAILED);
     sg_entry_failure(e, &err);
@@ -165,6 +165,34 @@ Test(registry, a_failed_create_frees_everything)
     e = lease(&w, &ask); /* the same key, trajectory and place again */
     end_lease(&w, e);
     sg_entry_unref(e);
+}
+
+Test(registry, a_refusal_is_answered_once_its_receipt_is_sealed)
+{
+    struct sg_error err = {0};
+    struct sg_error why = {0};
+    enum sg_reserved how;
+    struct sg_entry *e = NULL;
+    char *text = NULL;
+    const char *id = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+    for (int with_receipt = 0; with_receipt < 2; with_receipt++) {
+        struct outcome o;
+        outcome_init(&o);
+        struct sg_store_done done = {.fn = outcome_set, .arg = &o};
+        cr_assert_eq(reserve(&w, &(struct ask){.max_leases = 1}, &how, &e, NULL, &err), 0);
+        struct sg_store_op *op = with_receipt ? sg_store_op_new() : NULL;
+        if (op != NULL) {
+            sg_store_op_receipt(op, "acme", id, "{}");
+        }
+        sg_error_set(&why, SG_ACQUIRE_TIMEOUT, "no slot");
+        sg_registry_failed(w.reg, e, op, &why, &done);
+        sem_wait_all(&o.sem);
+        cr_expect_not(o.failed);
+        cr_expect(wait_for(e, SG_WAIT_ENDED, 0));
+        sg_entry_unref(e);
+    }
+    cr_assert_eq(sg_store_receipt(w.store, "acme", id, &text, &err), 0);
+    free(text);
 }
 
 Test(registry, a_lease_deleted_while_it_is_created_never_becomes_ready)
@@ -179,7 +207,7 @@ Test(registry, a_lease_deleted_while_it_is_created_never_becomes_ready)
     cr_expect_eq(make_ready(&w, e, &err), -1);
     cr_expect_eq(err.code, SG_LEASE_GONE);
     cr_expect_eq(state_of(e), SG_LEASE_RELEASING);
-    sg_registry_failed(w.reg, e, NULL, &err);
+    sg_registry_failed(w.reg, e, NULL, &err, NULL);
     cr_expect_eq(state_of(e), SG_LEASE_TERMINATED);
     cr_expect(wait_for(e, SG_WAIT_ENDED, 5000));
     sg_entry_unref(e);
@@ -213,7 +241,7 @@ Test(registry, a_lease_deleted_during_its_commit)
         if (o.failed) {
             cr_expect_eq(o.err.code, SG_LEASE_GONE);
             cr_expect_eq(w.ends, ends);
-            sg_registry_failed(w.reg, e, NULL, &o.err);
+            sg_registry_failed(w.reg, e, NULL, &o.err, NULL);
         } else {
             cr_expect_eq(w.ends, ends + 1);
         }

@@ -66,7 +66,7 @@ static void full_disk(const char *dir, void (*make_room)(const char *dir))
     cr_expect_eq(err.code, SG_STORE_UNAVAILABLE);
     cr_expect_eq(make_ready(&w, creating, &err), -1);
     cr_expect_eq(err.code, SG_STORE_UNAVAILABLE, "%s", err.message);
-    sg_registry_failed(w.reg, creating, NULL, &err);
+    sg_registry_failed(w.reg, creating, NULL, &err, NULL);
     sg_entry_unref(creating);
     struct sg_lease l;
     cr_expect_eq(sg_store_lease(w.store, "acme", sg_entry_id(e), &l, &err), 0, "reads go on");
