@@ -185,6 +185,8 @@ static void add_proc(struct args *a, const struct sg_build *b)
                                         "/proc/timer_list", "/proc/sched_debug", "/proc/latency_stats"};
     static const char *const dirs[] = {"/proc/acpi", "/proc/scsi", "/proc/asound"};
     add(a, "--proc", "/proc", NULL);
+    /* An ordinary user's commands may write the settings of their own namespaces, so nobody may write any. */
+    add(a, "--ro-bind", "/proc/sys", "/proc/sys", NULL);
     for (size_t i = 0; i < SG_COUNT_OF(files); i++)
         if (access(files[i], F_OK) == 0)
             add(a, "--ro-bind", b->view->nothing, files[i], NULL);

@@ -424,7 +424,7 @@ static int launch(struct sg_daemon *d, struct sg_slot *s, struct sg_error *err)
         .pids = rlimit_for(d, SG_CTL_PIDS, s->build.pids),
         .memory_bytes = rlimit_for(d, SG_CTL_MEMORY, s->build.memory_bytes), .disk_bytes = s->build.disk_bytes,
         .disk_dir = dir, .parent = getpid(), .agent_fd = e.agent,
-        .info_fd = e.info, .error_fd = e.errors, .seccomp_fd = d->seccomp[s->ns.sealed],
+        .info_fd = e.info, .error_fd = e.errors, .seccomp_fd = d->seccomp[s->ns.sealed && s->groups.agent >= 0],
     };
     pid_t pid = sg_groups_fork(&d->args->groups, s->groups.agent);
     if (pid == 0)
