@@ -164,7 +164,7 @@ static void refused_calls(struct rig *r, struct rig_slot *s)
         {"personality, almost a question", SYS_personality, "0x80400000", EPERM},
         {"sethostname", SYS_sethostname, "S('x'), 1", EPERM},
         {"statmount", 457, "$b, $b, 100, 0", ENOSYS},
-        {"open_tree_attr", 467, "-100, ')/', 1, $b, 32", ENOSYS},
+        {"open_tree_attr", 467, "-100, S('/'), 1, $b, 32", ENOSYS},
     };
     expect_errors(s, calls, SG_COUNT_OF(calls));
 }
