@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <strings.h>
 
+#include "backends/local_bwrap/local_bwrap.h"
+#include "backends/registry.h"
 #include "base/str.h"
 #include "config/priv.h"
 
@@ -182,20 +184,36 @@ static int check_timeouts(const struct sg_config *c, struct sg_error *err)
     return 0;
 }
 
+/* section: "local_bwrap", whose keys are known one by one, or "local_pools". */
+static int refuse_pool(const struct sg_config *c, const struct sg_config_pool *p, const char *section, const char *key,
+                       struct sg_error *err, const char *why)
+{
+    char name[96];
+    bool single = sg_streq(section, "local_bwrap");
+    (void)snprintf(name, sizeof name, "%s%s%s", section, single ? "." : "", single ? key : "");
+    return single ? refuse(c, name, err, "%s", why) : refuse(c, name, err, "%s: %s: %s", p->pool.name, key, why);
+}
+
 static int check_pool(const struct sg_config *c, const struct sg_config_pool *p, const char *section, struct sg_error *err)
 {
     if (p->pool.mode == SG_POOL_BLACKBOX && (sg_config_count(p->service_command) == 0 || p->service_port == 0)) {
-        return refuse(c, section, err, "%s: mode blackbox needs service_command and service_port", p->pool.name);
+        return refuse_pool(c, p, section, "mode", err, "blackbox needs service_command and service_port");
     }
     if (p->pool.egress == SG_EGRESS_RESTRICTED && sg_config_count(p->egress_allow) == 0) {
-        return refuse(c, section, err, "%s: egress restricted needs egress_allow", p->pool.name);
+        return refuse_pool(c, p, section, "egress", err, "restricted needs egress_allow");
+    }
+    struct sg_error why = {0};
+    if (sg_local_pool_config_check(&p->pool, &why) < 0) {
+        (void)refuse_pool(c, p, section, why.field, err, why.message);
+        sg_error_clear(&why);
+        return -1;
     }
     return 0;
 }
 
 static int check_pools(const struct sg_config *c, struct sg_error *err)
 {
-    if (check_pool(c, &c->local_bwrap, "local_bwrap.mode", err) < 0) {
+    if (check_pool(c, &c->local_bwrap, "local_bwrap", err) < 0) {
         return -1;
     }
     for (size_t i = 0; i < c->n_local_pools; i++) {
@@ -239,25 +257,29 @@ static const struct sg_config_remote *find_remote(const struct sg_config *c, con
     return NULL;
 }
 
-static bool is_builtin(const char *name)
-{
-    static const char *const names[] = {"worktree", "docker", "local_bwrap", "e2b", "modal", "daytona",
-                                        "blaxel",   "runloop", "vercel",     "fake"};
-    for (size_t i = 0; i < SG_COUNT_OF(names); i++) {
-        if (sg_streq(names[i], name)) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static int check_remotes(const struct sg_config *c, struct sg_error *err)
 {
     for (size_t i = 0; i < c->n_remotes; i++) {
         const char *name = c->remotes[i].name;
-        if (is_builtin(name) || find_remote(c, name) != &c->remotes[i]) {
+        if (sg_backend_row(name) != NULL || find_remote(c, name) != &c->remotes[i]) {
             return refuse(c, "remotes", err, "the name %s is taken", name);
         }
+    }
+    return 0;
+}
+
+static int check_backend(const struct sg_config *c, const char *name, struct sg_error *err)
+{
+    const struct sg_backend_row *row = sg_backend_row(name);
+    bool remote = find_remote(c, name) != NULL;
+    if (row == NULL && !remote) {
+        return refuse(c, "backends.enabled", err, "there is no backend %s", name);
+    }
+    if (remote || row->make == NULL) {
+        return refuse(c, "backends.enabled", err, "this build has no driver for the backend %s", name);
+    }
+    if (sg_streq(name, "worktree") && c->worktree.n == 0) {
+        return refuse(c, "backends.enabled", err, "worktree needs worktree.repos");
     }
     return 0;
 }
@@ -271,15 +293,12 @@ static int check_backends(const struct sg_config *c, struct sg_error *err)
                 return refuse(c, "backends.enabled", err, "%s is named twice", names[i]);
             }
         }
-        if (!is_builtin(names[i]) && find_remote(c, names[i]) == NULL) {
-            return refuse(c, "backends.enabled", err, "there is no backend %s", names[i]);
-        }
-        if (sg_streq(names[i], "worktree") && c->worktree.n == 0) {
-            return refuse(c, "backends.enabled", err, "worktree needs worktree.repos");
+        if (check_backend(c, names[i], err) < 0) {
+            return -1;
         }
     }
     for (size_t i = 0; i < c->n_prices; i++) {
-        if (!is_builtin(c->prices[i].name) && find_remote(c, c->prices[i].name) == NULL) {
+        if (sg_backend_row(c->prices[i].name) == NULL && find_remote(c, c->prices[i].name) == NULL) {
             return refuse(c, "prices", err, "there is no backend %s", c->prices[i].name);
         }
     }

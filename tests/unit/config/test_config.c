@@ -74,7 +74,7 @@ Test(config, every_kind_of_value)
     setenv("SG_TEST_REMOTE", "tok", 1);
     struct sg_config *c = good(
         "server: {listen: '[::1]:9', state_dir: /s, drain_timeout: 1.5s, max_body: 2MiB, workers_max: 7}\n"
-        "backends:\n  enabled: [local_bwrap, other, worktree]\n"
+        "backends:\n  enabled: [fake, local_bwrap]\n"
         "auth:\n  tokens:\n"
         "    - {name: a, sha256: " SHA_A ", tenant: t1, role: admin}\n"
         "    - name: b\n      sha256: " SHA_B "\n      tenant: t2\n      max_leases: 3\n      backends: [docker]\n"
@@ -103,6 +103,7 @@ Test(config, every_kind_of_value)
     cr_assert_eq(c->local_bwrap.pool.memory_max, 65536);
     cr_assert_eq(c->local_bwrap.pool.cpu_milli, 1500);
     cr_assert_str_eq(c->local_bwrap.service_command[1], "b c");
+    cr_assert_str_eq(c->backends.enabled[1], "local_bwrap");
     size_t n = 0;
     struct sg_local_pool_config *pools = sg_config_local_pools(c, &n);
     cr_assert(n == 2 && pools[0].size == 2 && pools[1].size == 3 && pools[1].memory_max == 0);
@@ -204,7 +205,9 @@ Test(config, checks_between_keys)
         {"remotes: [{name: x, url: 'http://x'}, {name: x, url: 'http://y'}]", "remotes"},
         {"backends: {enabled: [local_bwrap, local_bwrap]}", "backends.enabled"},
         {"backends: {enabled: [moon]}", "backends.enabled"},
-        {"backends: {enabled: [worktree]}", "backends.enabled"},
+        {"backends: {enabled: [e2b]}", "backends.enabled"},
+        {"local_bwrap: {egress: restricted}", "local_bwrap.egress"},
+        {"local_pools: [{name: b, egress: open}]", "local_pools"},
         {"prices: {moon: 1}", "prices"},
     };
     for (size_t i = 0; i < SG_COUNT_OF(cases); i++) {
@@ -226,7 +229,7 @@ Test(config, variables_win_over_the_file_and_arguments_over_both)
 {
     setenv("SANDGATE_SERVER_LISTEN", "127.0.0.1:2", 1);
     setenv("SANDGATE_SERVER_STATE_DIR", "/from/variable", 1);
-    setenv("SANDGATE_BACKENDS_ENABLED", "local_bwrap, docker", 1);
+    setenv("SANDGATE_BACKENDS_ENABLED", "local_bwrap, fake", 1);
     setenv("SANDGATE_LOCAL_BWRAP_SIZE", "", 1);
     setenv("SANDGATE_LOCAL_POOLS", "[{\"name\":\"x\",\"size\":9}]", 1);
     setenv("SANDGATE_PRICES", "{\"e2b\": 2}", 1);
@@ -240,7 +243,7 @@ Test(config, variables_win_over_the_file_and_arguments_over_both)
     cr_assert_eq(sg_config_load(&args, &c, &err), 0, "%s", err.message);
     cr_assert_str_eq(c->server.listen, "127.0.0.1:2");
     cr_assert_str_eq(c->server.state_dir, "/from/argument");
-    cr_assert_str_eq(c->backends.enabled[1], "docker");
+    cr_assert_str_eq(c->backends.enabled[1], "fake");
     cr_assert_eq(c->local_bwrap.pool.size, 8, "an empty variable is none");
     cr_assert(c->n_local_pools == 1 && c->local_pools[0].pool.size == 9);
     cr_assert_eq(c->prices[0].microusd, 2000000);
