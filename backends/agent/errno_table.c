@@ -24,7 +24,7 @@ static const struct {
     {ENAMETOOLONG, SG_PATH_REFUSED, "the path is too long"},
     {ELOOP, SG_PATH_REFUSED, "too many symbolic links, or one of the kernel's own"},
     {EINVAL, SG_PATH_REFUSED, "the path cannot be used for this"},
-    {EXDEV, SG_CONFLICT, "source and target are on different file systems"},
+    {EXDEV, SG_CONFLICT, "not on one file system"},
     {EBUSY, SG_CONFLICT, "in use by the sandbox itself"},
     {ETXTBSY, SG_CONFLICT, "the program is running"},
     {EAGAIN, SG_OVERLOADED, "the sandbox is busy"},

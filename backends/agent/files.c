@@ -476,7 +476,8 @@ void files_mkdir(struct agent *a, const struct sg_agent_msg *m)
         done_stat(a, m->id, &st, made > 0 ? SG_AGENT_DONE_CREATED : 0, "", -1);
 }
 
-void files_rename(struct agent *a, const struct sg_agent_msg *m)
+/* 0 or the errno; across: the two are on different file systems and that is fine. */
+static int rename_paths(const struct sg_agent_msg *m, bool across)
 {
     char from[SG_AGENT_PATH_MAX + 1], to[SG_AGENT_PATH_MAX + 1];
     int from_dir = files_parent(m->u.file.path, from);
@@ -484,11 +485,30 @@ void files_rename(struct agent *a, const struct sg_agent_msg *m)
     int e = 0;
     if (from_dir < 0 || to_dir < 0)
         e = from_dir < 0 ? -from_dir : -to_dir;
+    else if (no_name(from) || no_name(to))
+        e = EBUSY;
     else if (renameat(from_dir, from, to_dir, to) != 0)
         e = errno;
+    if (e == EXDEV && across)
+        e = copy_move(from_dir, from, to_dir, to);
     close_keep(from_dir);
     close_keep(to_dir);
-    out_done(a, m->id, e);
+    return e;
+}
+
+static void rename_job(struct agent *a, const struct sg_agent_msg *m, int fd)
+{
+    (void)fd;
+    out_done(a, m->id, rename_paths(m, true));
+}
+
+void files_rename(struct agent *a, const struct sg_agent_msg *m)
+{
+    int e = rename_paths(m, false);
+    if (e == EXDEV)
+        worker_run(a, m, -1, rename_job);
+    else
+        out_done(a, m->id, e);
 }
 
 /* ---- trees ---- */

@@ -89,7 +89,7 @@ struct helper_msg {
  * closing it kills all descendants. The helper's pid or -errno. */
 pid_t helper_start(struct child *c, int *ctl);
 
-/* ---- files.c, walk.c ---- */
+/* ---- files.c, walk.c, copy.c ---- */
 
 void files_open(struct agent *a, const struct sg_agent_msg *m);
 void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd);
@@ -106,6 +106,17 @@ int sys_openat2(int dir, const char *path, int flags, mode_t mode);
 struct stat;
 void files_stat_fill(struct sg_agent_stat *out, const struct stat *st);
 
+/* An open directory and the entries read ahead of it. */
+struct level {
+    int fd;
+    size_t path_len; /* of this directory's path below the root of the walk */
+    long len, at;
+    char buf[4096] __attribute__((aligned(8)));
+};
+void level_open(struct level *l, int fd, size_t path_len);
+/* The next name other than . and ..; NULL at the end, *e set on failure. */
+const char *level_next(struct level *l, int *e);
+
 struct walk_list {
     int fd; /* the memfd */
     bool recursive;
@@ -119,6 +130,9 @@ struct walk_list {
 int walk_list(struct walk_list *w, int dir);
 /* Removes everything below dir (consumed): 0 or an errno. */
 int walk_remove(int dir);
+
+/* Moves an entry of one directory into another on another file system: 0 or an errno. */
+int copy_move(int from, const char *name, int to, const char *as);
 
 /* Runs job(a, m, fd) in a short-lived process whose exit code is ignored but for 0: it has answered itself
  * with out_send on the shared socket. Answers EAGAIN when too many run. */

@@ -31,11 +31,11 @@
  * DONE with stat. STAT         string path (of a link itself). Answer DONE with stat; text: where a link
  * points. LIST         u32 flags, u32 most entries, u64 most bytes, string path; descriptor: a memfd for the
  * records. Answer DONE, size: bytes of records in the memfd (struct sg_agent_record below). MKDIR        u32
- * mode, string path; with parents. Answer DONE with stat. RENAME       string from, string to. Answer DONE.
- *   REMOVE       u32 flags, string path. Answer DONE.
- *   SOCKET       u32 family. Answer DONE with an unconnected, non-blocking TCP socket of the sandbox's
- * network. DONE         u32 error (0, an errno, or SG_AGENT_ENOTREG), u32 flags (DONE_...), u64 size, stat
- * (u32 type of S_IFMT, u32 mode, u32 uid, u32 0, u64 size, i64 mtime_ns, u64 ino, u64 dev), string text
+ * mode, string path; with parents. Answer DONE with stat. RENAME       string from, string to; also from one
+ * file system to another. Answer DONE. REMOVE       u32 flags, string path. Answer DONE. SOCKET       u32
+ * family. Answer DONE with an unconnected, non-blocking TCP socket of the sandbox's network. DONE         u32
+ * error (0, an errno, or SG_AGENT_ENOTREG), u32 flags (DONE_...), u64 size, stat (u32 type of S_IFMT, u32
+ * mode, u32 uid, u32 0, u64 size, i64 mtime_ns, u64 ino, u64 dev), string text
  *
  * An agent in `slot` mode has one connected socket, inherited; its end of file is the order to exit, which
  * takes the whole PID namespace along.
@@ -66,7 +66,7 @@
 #define SG_AGENT_TEXT_MAX 255U
 #define SG_AGENT_LIST_BYTES_MAX (32U * 1024U * 1024U)
 #define SG_AGENT_EXECS_MAX 1024U       /* live commands of one agent */
-#define SG_AGENT_WORKERS_MAX 16U       /* LIST and recursive REMOVE at the same time */
+#define SG_AGENT_WORKERS_MAX 16U       /* long LISTs, REMOVEs and RENAMEs at the same time */
 #define SG_AGENT_QUEUE_MAX 1024U       /* packets the agent holds for a server that does not read */
 #define SG_AGENT_FDS_IN_FLIGHT_MAX 64U /* descriptors in those */
 

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #define DEPTH_MAX 100 /* directories open at a time */
-#define DIRENT_BYTES 4096
 
 struct dirent64_head {
     uint64_t ino;
@@ -21,16 +20,7 @@ struct dirent64_head {
     char name[];
 };
 
-/* An open directory and the entries read ahead of it. */
-struct level {
-    int fd;
-    size_t path_len; /* of this directory's path below the root of the walk */
-    long len, at;
-    char buf[DIRENT_BYTES] __attribute__((aligned(8)));
-};
-
-/* The next name other than . and ..; NULL at the end, *e set on failure. */
-static const char *next_name(struct level *l, int *e)
+const char *level_next(struct level *l, int *e)
 {
     for (;;) {
         if (l->at >= l->len) {
@@ -48,7 +38,7 @@ static const char *next_name(struct level *l, int *e)
     }
 }
 
-static void open_level(struct level *l, int fd, size_t path_len)
+void level_open(struct level *l, int fd, size_t path_len)
 {
     l->fd = fd;
     l->path_len = path_len;
@@ -141,7 +131,7 @@ static int visit(struct lister *l, size_t *depth, const char *name)
     }
     int fd = openat(here->fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd >= 0)
-        open_level(&l->levels[(*depth)++], fd, len);
+        level_open(&l->levels[(*depth)++], fd, len);
     else if (errno != ENOENT && errno != EACCES && errno != ENOTDIR && errno != ELOOP)
         return errno; /* what may not be read is listed, not entered */
     return 0;
@@ -154,10 +144,10 @@ int walk_list(struct walk_list *w, int dir)
     l.entries = 0;
     l.buffered = 0;
     size_t depth = 1;
-    open_level(&l.levels[0], dir, 0);
+    level_open(&l.levels[0], dir, 0);
     int e = 0;
     while (depth > 0 && e == 0) {
-        const char *name = next_name(&l.levels[depth - 1], &e);
+        const char *name = level_next(&l.levels[depth - 1], &e);
         if (name != NULL)
             e = visit(&l, &depth, name);
         else
@@ -199,7 +189,7 @@ static int remove_entry(struct level *levels, size_t *depth, const char *name, u
     int fd = openat(here->fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return errno == ENOENT ? 0 : errno;
-    open_level(&levels[(*depth)++], fd, 0);
+    level_open(&levels[(*depth)++], fd, 0);
     return -1;
 }
 
@@ -211,11 +201,11 @@ int walk_remove(int dir)
     int e = 0;
     bool dirty[DEPTH_MAX] = {
         false}; /* something went while reading: entries may have been skipped, read again */
-    open_level(&levels[0], dir, 0);
+    level_open(&levels[0], dir, 0);
     while (depth > 0 && e <= 0) {
         struct level *here = &levels[depth - 1];
         e = 0;
-        const char *name = next_name(here, &e);
+        const char *name = level_next(here, &e);
         if (name != NULL) {
             dirty[depth - 1] = true;
             e = remove_entry(levels, &depth, name, &lifted);

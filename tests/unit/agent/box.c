@@ -240,6 +240,17 @@ void box_fake_hello(int sock, enum sg_agent_isolation isolation)
     cr_assert_eq(send(sock, buf, n, MSG_NOSIGNAL), (ssize_t)n);
 }
 
+static void remove_groups(const char *path)
+{
+    DIR *d = opendir(path);
+    for (struct dirent *e = d != NULL ? readdir(d) : NULL; e != NULL; e = readdir(d))
+        if (e->d_type == DT_DIR && e->d_name[0] != '.')
+            unlinkat(dirfd(d), e->d_name, AT_REMOVEDIR);
+    if (d != NULL)
+        closedir(d);
+    cr_expect_eq(rmdir(path), 0, "%s is left", path);
+}
+
 void box_stop(struct box *b)
 {
     sg_agent_close(b->agent);
@@ -250,12 +261,8 @@ void box_stop(struct box *b)
         cr_assert_eq(waitpid(b->pid, NULL, 0), b->pid);
     sg_workq_free(b->workq);
     sg_reactor_free(b->reactor);
-    if (b->group[0] != '\0') {
-        char here[192];
-        snprintf(here, sizeof here, "%s/agent", b->group);
-        rmdir(here);
-        rmdir(b->group);
-    }
+    if (b->group[0] != '\0')
+        remove_groups(b->group);
     sg_error_clear(&b->why);
 }
 
@@ -557,10 +564,15 @@ enum sg_code box_put_open(struct box *b, const struct sg_file_put_args *a, struc
     return finish(b, r, sg_agent_put(b->agent, a, &done, &r->error));
 }
 
-enum sg_code box_commit(struct box *b, struct file_result *r)
+void box_commit_start(struct file_result *r)
 {
     r->done = false;
     r->sink->ops->commit(r->sink, got_commit, r);
+}
+
+enum sg_code box_commit(struct box *b, struct file_result *r)
+{
+    box_commit_start(r);
     return finish(b, r, 0);
 }
 

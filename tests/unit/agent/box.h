@@ -84,6 +84,7 @@ struct file_result {
 };
 enum sg_code box_put(struct box *b, const char *path, const void *data, size_t len, bool append, struct file_result *r);
 enum sg_code box_put_open(struct box *b, const struct sg_file_put_args *a, struct file_result *r);
+void box_commit_start(struct file_result *r);
 enum sg_code box_commit(struct box *b, struct file_result *r);
 enum sg_code box_get(struct box *b, const char *path, struct file_result *r);
 /* Content of a file, NUL-terminated; NULL when it cannot be had. */
