@@ -130,16 +130,19 @@ static pid_t start_bwrap(enum sg_agent_isolation isolation, int sock)
     snprintf(sock_text, sizeof sock_text, "%d", sock);
     snprintf(passwd_text, sizeof passwd_text, "%d", passwd);
     snprintf(disk, sizeof disk, "%ld", BOX_DISK);
-    const char *common[] = {"bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--as-pid-1",
-                            "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib",
-                            "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev", "--perms", "1777",
-                            "--tmpfs", "/tmp", "--perms", "0777", "--size", disk, "--tmpfs", "/workspace", "--perms",
-                            "0444", "--ro-bind-data", passwd_text, "/etc/passwd", "--ro-bind", SG_AGENT_BINARY, "/agent",
-                            "--chdir", "/"};
-    const char *as_uid[] = {"--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add",
-                            "CAP_KILL", "/agent", "slot", sock_text, "uid", NULL};
-    const char *as_one[] = {"--unshare-user", "--uid", "1000", "--gid", "1000", "/agent", "slot", sock_text, "dumpable",
-                            NULL};
+    const char *common[] = {
+        "bwrap",       "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",  "--as-pid-1",
+        "--ro-bind",   "/usr",          "/usr",          "--symlink",     "usr/bin",        "/bin",
+        "--symlink",   "usr/lib",       "/lib",          "--symlink",     "usr/lib64",      "/lib64",
+        "--proc",      "/proc",         "--dev",         "/dev",          "--perms",        "1777",
+        "--tmpfs",     "/tmp",          "--perms",       "0777",          "--size",         disk,
+        "--tmpfs",     "/workspace",    "--perms",       "0444",          "--ro-bind-data", passwd_text,
+        "/etc/passwd", "--ro-bind",     SG_AGENT_BINARY, "/agent",        "--chdir",        "/"};
+    const char *as_uid[] = {"--cap-drop", "ALL",       "--cap-add", "CAP_SETUID", "--cap-add",
+                            "CAP_SETGID", "--cap-add", "CAP_KILL",  "/agent",     "slot",
+                            sock_text,    "uid",       NULL};
+    const char *as_one[] = {"--unshare-user", "--uid", "1000",    "--gid",    "1000",
+                            "/agent",         "slot",  sock_text, "dumpable", NULL};
     const char *argv[64];
     memcpy(argv, common, sizeof common);
     memcpy(argv + SG_COUNT_OF(common), uid ? as_uid : as_one, uid ? sizeof as_uid : sizeof as_one);
@@ -183,7 +186,8 @@ static int connect_client(struct box *b, enum sg_agent_isolation isolation)
     int pair[2];
     struct sg_error err = {0};
     cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-    struct sg_agent_options o = {.reactor = b->reactor, .workq = b->workq, .isolation = isolation, .hold = b->hold};
+    struct sg_agent_options o = {
+        .reactor = b->reactor, .workq = b->workq, .isolation = isolation, .hold = b->hold};
     o.ready = on_ready;
     o.lost = on_lost;
     o.arg = b;
@@ -318,7 +322,8 @@ static void make_group(struct run *r)
 {
     static unsigned counter;
     char path[256];
-    snprintf(r->group, sizeof r->group, "%s/%u", r->box->group, __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
+    snprintf(r->group, sizeof r->group, "%s/%u", r->box->group,
+             __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
     cr_assert_eq(mkdir(r->group, 0755), 0);
     snprintf(path, sizeof path, "%s/cgroup.procs", r->group);
     cr_assert_eq(chown(path, AGENT_UID, (gid_t)-1), 0);
@@ -372,7 +377,8 @@ int run_start(struct run *r, struct box *b, const struct run_args *a)
         .pipe_bytes = a->pipe_bytes > 0 ? a->pipe_bytes : 65536,
     };
     struct sg_exec_sink sink = {.started = on_started, .failed = on_failed, .exited = on_exited, .arg = r};
-    int rc = sg_agent_exec_start(b->agent, &spec, b->tree == BOX_CGROUP ? &r->tree : NULL, &sink, &r->x, &err);
+    int rc =
+        sg_agent_exec_start(b->agent, &spec, b->tree == BOX_CGROUP ? &r->tree : NULL, &sink, &r->x, &err);
     if (b->tree == BOX_CGROUP) {
         close(r->tree.group_dir);
         close(r->tree.group_procs);
@@ -475,7 +481,8 @@ char *box_sh(struct box *b, const char *text)
 {
     struct run r;
     run_shell(&r, b, text);
-    cr_assert(r.exit.signal == 0 && r.exit.returncode == 0, "%s: %d/%d %s", text, r.exit.returncode, r.exit.signal, r.err);
+    cr_assert(r.exit.signal == 0 && r.exit.returncode == 0, "%s: %d/%d %s", text, r.exit.returncode,
+              r.exit.signal, r.err);
     char *out = sg_steal(&r.out);
     run_finish(&r);
     return out;
@@ -576,7 +583,8 @@ enum sg_code box_commit(struct box *b, struct file_result *r)
     return finish(b, r, 0);
 }
 
-enum sg_code box_put(struct box *b, const char *path, const void *data, size_t len, bool append, struct file_result *r)
+enum sg_code box_put(struct box *b, const char *path, const void *data, size_t len, bool append,
+                     struct file_result *r)
 {
     struct file_result own;
     r = r != NULL ? r : &own;

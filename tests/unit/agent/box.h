@@ -52,7 +52,7 @@ struct run_args {
     const char *const *argv;
     const char *shell; /* instead of argv */
     const char *cwd;
-    const char *path; /* PATH, or NULL */
+    const char *path;    /* PATH, or NULL */
     const char *big_env; /* value of BIG, or NULL */
     const void *input;
     size_t input_len;
@@ -82,7 +82,8 @@ struct file_result {
     struct sg_file_list list;
     int fd; /* dial */
 };
-enum sg_code box_put(struct box *b, const char *path, const void *data, size_t len, bool append, struct file_result *r);
+enum sg_code box_put(struct box *b, const char *path, const void *data, size_t len, bool append,
+                     struct file_result *r);
 enum sg_code box_put_open(struct box *b, const struct sg_file_put_args *a, struct file_result *r);
 void box_commit_start(struct file_result *r);
 enum sg_code box_commit(struct box *b, struct file_result *r);

@@ -12,8 +12,7 @@ static void each(void (*body)(struct box *b))
     static const struct {
         enum sg_agent_isolation isolation;
         enum box_tree tree;
-    } kinds[] = {
-        {SG_AGENT_UID, BOX_CGROUP}, {SG_AGENT_UID, BOX_HELPER}, {SG_AGENT_DUMPABLE, BOX_HELPER}};
+    } kinds[] = {{SG_AGENT_UID, BOX_CGROUP}, {SG_AGENT_UID, BOX_HELPER}, {SG_AGENT_DUMPABLE, BOX_HELPER}};
     for (size_t i = 0; i < SG_COUNT_OF(kinds); i++) {
         struct box b;
         if (!box_can(kinds[i].isolation, kinds[i].tree))
@@ -35,7 +34,8 @@ static void one(void (*body)(struct box *b))
     box_stop(&b);
 }
 
-static void check(struct box *b, const struct run_args *a, int status, int signo, const char *out, const char *err)
+static void check(struct box *b, const struct run_args *a, int status, int signo, const char *out,
+                  const char *err)
 {
     struct run r;
     cr_assert_eq(run_start(&r, b, a), 0);
@@ -66,8 +66,9 @@ static void statuses(struct box *b)
     check(b, ARGV("/etc/passwd"), 126, 0, "", "Permission denied");
     check(b, ARGV("/usr"), 126, 0, "", "Permission denied");
     check(b, ARGV(""), 127, 0, "", "not found");
-    check(b, &(struct run_args){.argv = (const char *const[]){"sh", "-c", "echo x", NULL}, .path = "/nowhere"}, 127, 0,
-          "", "not found");
+    check(b,
+          &(struct run_args){.argv = (const char *const[]){"sh", "-c", "echo x", NULL}, .path = "/nowhere"},
+          127, 0, "", "not found");
 }
 
 Test(exec, statuses_are_a_shells)
@@ -79,10 +80,11 @@ static void scripts(struct box *b)
 {
     free(box_sh(b, "mkdir p; printf 'echo \"$0 $1\"' > p/s; chmod +x p/s; printf 'x' > p/n"));
     check(b, ARGV("/workspace/p/s", "arg"), 0, 0, "/workspace/p/s arg\n", NULL);
-    check(b, &(struct run_args){.argv = (const char *const[]){"s", "q", NULL}, .path = "/nowhere:/workspace/p"}, 0, 0,
-          "/workspace/p/s q\n", NULL);
-    check(b, &(struct run_args){.argv = (const char *const[]){"n", NULL}, .path = "/nowhere:/workspace/p"}, 126, 0, "",
-          "Permission denied");
+    check(b,
+          &(struct run_args){.argv = (const char *const[]){"s", "q", NULL}, .path = "/nowhere:/workspace/p"},
+          0, 0, "/workspace/p/s q\n", NULL);
+    check(b, &(struct run_args){.argv = (const char *const[]){"n", NULL}, .path = "/nowhere:/workspace/p"},
+          126, 0, "", "Permission denied");
     free(box_sh(b, "printf '#!/no/such/interpreter\\n' > p/i; chmod +x p/i"));
     check(b, ARGV("/workspace/p/i"), 127, 0, "", "not found");
 }
@@ -94,10 +96,13 @@ Test(exec, scripts_without_interpreter_line)
 
 static void users(struct box *b)
 {
-    char *id = box_sh(b, "id -u; id -G; grep -E '^(CapEff|CapPrm|CapInh|CapAmb|NoNewPrivs|SigBlk|SigIgn)' /proc/self/status | "
-                         "tr -s '\\t\\n' ' '; ls -l /proc/self/fd | wc -l");
-    cr_expect_str_eq(id, "1000\n1000\nSigBlk: 0000000000000000 SigIgn: 0000000000000000 CapInh: 0000000000000000 "
-                         "CapPrm: 0000000000000000 CapEff: 0000000000000000 CapAmb: 0000000000000000 NoNewPrivs: 1 5\n");
+    char *id = box_sh(
+        b,
+        "id -u; id -G; grep -E '^(CapEff|CapPrm|CapInh|CapAmb|NoNewPrivs|SigBlk|SigIgn)' /proc/self/status | "
+        "tr -s '\\t\\n' ' '; ls -l /proc/self/fd | wc -l");
+    cr_expect_str_eq(
+        id, "1000\n1000\nSigBlk: 0000000000000000 SigIgn: 0000000000000000 CapInh: 0000000000000000 "
+            "CapPrm: 0000000000000000 CapEff: 0000000000000000 CapAmb: 0000000000000000 NoNewPrivs: 1 5\n");
     free(id);
     check(b, SH("cat /proc/1/environ"), 1, 0, "", "denied");
     check(b, SH("kill -KILL 1; kill -STOP 1; sleep 0.1; echo alive"), 0, 0, "alive\n", NULL);
@@ -161,11 +166,15 @@ static void stdin_early(struct box *b)
     size_t len = 10 << 20;
     char *big = malloc(len);
     memset(big, 'x', len);
-    check(b, &(struct run_args){.argv = (const char *const[]){"true", NULL}, .input = big, .input_len = len}, 0, 0, "", NULL);
-    check(b, &(struct run_args){.argv = (const char *const[]){"head", "-c", "1", NULL}, .input = big, .input_len = len}, 0, 0,
-          "x", NULL);
-    check(b, &(struct run_args){.argv = (const char *const[]){"wc", "-c", NULL}, .input = big, .input_len = len}, 0, 0,
-          "10485760\n", NULL);
+    check(b, &(struct run_args){.argv = (const char *const[]){"true", NULL}, .input = big, .input_len = len},
+          0, 0, "", NULL);
+    check(b,
+          &(struct run_args){
+              .argv = (const char *const[]){"head", "-c", "1", NULL}, .input = big, .input_len = len},
+          0, 0, "x", NULL);
+    check(b,
+          &(struct run_args){.argv = (const char *const[]){"wc", "-c", NULL}, .input = big, .input_len = len},
+          0, 0, "10485760\n", NULL);
     free(big);
 }
 
@@ -181,7 +190,9 @@ static void outputs(struct box *b)
     cr_expect(r.out_len == 1000000 && r.err_len == 1000000);
     run_finish(&r);
     /* The command is gone while most of this is still in the pipes. */
-    cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = "exec head -c 8388608 /dev/zero", .pipe_bytes = 4096}), 0);
+    cr_assert_eq(
+        run_start(&r, b, &(struct run_args){.shell = "exec head -c 8388608 /dev/zero", .pipe_bytes = 4096}),
+        0);
     run_wait(&r);
     cr_expect_eq(r.out_len, 8388608U);
     run_finish(&r);
@@ -233,7 +244,8 @@ static void timeouts(struct box *b)
 {
     struct run r;
     int64_t start = sg_now_ms();
-    cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = "echo before; sleep 60", .timeout_ms = 300}), 0);
+    cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = "echo before; sleep 60", .timeout_ms = 300}),
+                 0);
     run_wait(&r);
     cr_expect_eq(r.exit.signal, SIGKILL);
     cr_expect_eq(r.exit.killed_by, SG_KILLED_TIMEOUT);
@@ -255,7 +267,9 @@ static void tree_dies(struct box *b, const char *text)
     free(box_sh(b, "rm -f t; touch t"));
     cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = text}), 0);
     box_wait(b, &r.started);
-    free(box_sh(b, "i=0; while [ $(wc -l < t) -lt 2 ] && [ $i -lt 200 ]; do sleep 0.02; i=$((i+1)); done; test -s t"));
+    free(box_sh(
+        b,
+        "i=0; while [ $(wc -l < t) -lt 2 ] && [ $i -lt 200 ]; do sleep 0.02; i=$((i+1)); done; test -s t"));
     r.x->ops->kill(r.x, SG_KILLED_CALLER);
     run_wait(&r);
     cr_assert(!r.failed, "%s: %s", text, r.error.message);
@@ -276,7 +290,7 @@ static void trees(struct box *b)
     tree_dies(b, "setsid sh -c '" TICK "' & sleep 60");
     tree_dies(b, "nohup setsid sh -c '" TICK "' >/dev/null 2>&1 & sleep 60");
     tree_dies(b, "setsid sh -c 'setsid sh -c \"" TICK "\" & exit 0'; sleep 60"); /* its parents are gone */
-    tree_dies(b, "(setsid sh -c '" TICK "' &) & exit 0");                       /* and so is the command */
+    tree_dies(b, "(setsid sh -c '" TICK "' &) & exit 0");                        /* and so is the command */
     tree_dies(b, "trap '' TERM INT HUP; yes | (" TICK ")");
 }
 
@@ -288,7 +302,8 @@ Test(exec, kill_reaches_every_descendant, .timeout = 90)
 static void bomb(struct box *b)
 {
     struct run r;
-    free(box_sh(b, "printf '%s\\n' '#!/bin/sh' 'ulimit -u 150 2>/dev/null; sleep 20 & [ $1 -gt 0 ] && { $0 $(($1-1)) & $0 $(($1-1)) & }; "
+    free(box_sh(b, "printf '%s\\n' '#!/bin/sh' 'ulimit -u 150 2>/dev/null; sleep 20 & [ $1 -gt 0 ] && { $0 "
+                   "$(($1-1)) & $0 $(($1-1)) & }; "
                    "wait' > bomb; chmod +x bomb"));
     cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = "./bomb 6"}), 0);
     box_wait(b, &r.started);
@@ -331,7 +346,11 @@ static void signals(struct box *b)
 {
     struct run r;
     struct sg_error err = {0};
-    cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = "trap 'echo got; exit 3' TERM; touch up; while :; do sleep 0.02; done"}), 0);
+    cr_assert_eq(
+        run_start(&r, b,
+                  &(struct run_args){
+                      .shell = "trap 'echo got; exit 3' TERM; touch up; while :; do sleep 0.02; done"}),
+        0);
     free(box_sh(b, "i=0; while [ ! -e up ] && [ $i -lt 200 ]; do sleep 0.02; i=$((i+1)); done"));
     cr_assert_eq(r.x->ops->signal(r.x, SIGTERM, &err), 0);
     run_wait(&r);
@@ -352,9 +371,13 @@ Test(exec, signals_reach_the_command)
 static void released(struct box *b)
 {
     struct run r;
-    cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = "head -c 3000000 /dev/zero; touch through; sleep 0.05"}), 0);
+    cr_assert_eq(
+        run_start(&r, b, &(struct run_args){.shell = "head -c 3000000 /dev/zero; touch through; sleep 0.05"}),
+        0);
     r.x->ops->release(r.x);
-    free(box_sh(b, "i=0; while [ ! -e through ] && [ $i -lt 400 ]; do sleep 0.02; i=$((i+1)); done; test -e through"));
+    free(box_sh(
+        b,
+        "i=0; while [ ! -e through ] && [ $i -lt 400 ]; do sleep 0.02; i=$((i+1)); done; test -e through"));
     cr_expect(!r.ended);
 }
 
@@ -400,7 +423,8 @@ Test(exec, a_megabyte_of_arguments)
 static void slow_reader(struct box *b)
 {
     struct run r;
-    cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = "yes", .timeout_ms = 700, .pipe_bytes = 10000}), 0);
+    cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = "yes", .timeout_ms = 700, .pipe_bytes = 10000}),
+                 0);
     box_wait(b, &r.started);
     free(box_sh(b, "sleep 0.2"));
     cr_expect_eq(sg_pipe_pending(r.x->out), 10000U);

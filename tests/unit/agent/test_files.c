@@ -39,7 +39,8 @@ static void round_trip(struct box *b)
         all[i] = (unsigned char)i;
     cr_assert_eq(box_put(b, "deep/er/file", all, sizeof all, false, &r), SG_OK);
     cr_expect(r.created);
-    cr_expect(r.stat.size == sizeof all && r.stat.mode == 0644 && r.stat.uid == 1000 && r.stat.type == SG_FILE_REGULAR);
+    cr_expect(r.stat.size == sizeof all && r.stat.mode == 0644 && r.stat.uid == 1000 &&
+              r.stat.type == SG_FILE_REGULAR);
     size_t n = 0;
     char *back = box_read(b, "/workspace/deep/er/file", &n);
     cr_assert(back != NULL && n == sizeof all && memcmp(back, all, n) == 0);
@@ -116,8 +117,10 @@ Test(files, a_program_can_run_as_soon_as_it_is_there)
 static void kinds(struct box *b)
 {
     struct file_result r;
-    free(box_sh(b, "mkfifo fifo; ln -s fifo to-fifo; ln -s /etc/passwd pw; ln -s nowhere dangling; ln -s loop loop; mkdir d; "
-                   "echo x > closed; chmod 0 closed; echo r > ro; chmod 0444 ro; ln -s /proc/self/root/etc/passwd magic; "
+    free(box_sh(b, "mkfifo fifo; ln -s fifo to-fifo; ln -s /etc/passwd pw; ln -s nowhere dangling; ln -s "
+                   "loop loop; mkdir d; "
+                   "echo x > closed; chmod 0 closed; echo r > ro; chmod 0444 ro; ln -s "
+                   "/proc/self/root/etc/passwd magic; "
                    "ln -s target link; printf t > target"));
     static const struct {
         const char *path;
@@ -143,7 +146,8 @@ static void kinds(struct box *b)
         {"/proc/self/root/workspace/target", SG_PATH_REFUSED, SG_PATH_REFUSED},
         {"magic", SG_PATH_REFUSED, SG_PATH_REFUSED},
         {"../../../../workspace/target", SG_OK, SG_OK},
-        {"../etc/shadow", SG_NOT_FOUND, SG_OK}, /* the sandbox's own /etc, writable where bwrap gives it to the user */
+        {"../etc/shadow", SG_NOT_FOUND,
+         SG_OK}, /* the sandbox's own /etc, writable where bwrap gives it to the user */
     };
     for (size_t i = 0; i < SG_COUNT_OF(cases); i++) {
         enum sg_code get = box_get(b, cases[i].path, &r);
@@ -153,7 +157,8 @@ static void kinds(struct box *b)
         }
         cr_expect_eq(get, cases[i].get, "get %s: %s", cases[i].path, sg_code_name(get));
         enum sg_code put = box_put(b, cases[i].path, "new", 3, false, NULL);
-        if ((strncmp(cases[i].path, "/proc/", 6) == 0 && put != SG_OK) || strstr(cases[i].path, "etc/shadow") != NULL)
+        if ((strncmp(cases[i].path, "/proc/", 6) == 0 && put != SG_OK) ||
+            strstr(cases[i].path, "etc/shadow") != NULL)
             continue; /* which refusal it is depends on the kind of sandbox */
         cr_expect_eq(put, cases[i].put, "put %s: %s", cases[i].path, sg_code_name(put));
     }
@@ -180,7 +185,8 @@ static void fifo_untouched(struct box *b)
 {
     struct run r;
     struct file_result f;
-    cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = "mkfifo p; touch up; echo hello > p; echo wrote"}), 0);
+    cr_assert_eq(
+        run_start(&r, b, &(struct run_args){.shell = "mkfifo p; touch up; echo hello > p; echo wrote"}), 0);
     free(box_sh(b, "i=0; while [ ! -e up ] && [ $i -lt 200 ]; do sleep 0.02; i=$((i+1)); done; sleep 0.1"));
     cr_expect_eq(box_get(b, "p", &f), SG_NOT_A_REGULAR_FILE);
     char *out = box_sh(b, "cat p"); /* the writer still waits for its first reader */
@@ -199,9 +205,11 @@ Test(files, looking_at_a_fifo_does_not_open_it)
 static void stats(struct box *b)
 {
     struct file_result r;
-    free(box_sh(b, "printf 12345 > f; chmod 0640 f; touch -d @1000000000.5 f; ln -s f l; mkfifo p; mkdir -m 0711 d"));
+    free(box_sh(
+        b, "printf 12345 > f; chmod 0640 f; touch -d @1000000000.5 f; ln -s f l; mkfifo p; mkdir -m 0711 d"));
     cr_assert_eq(box_stat(b, "f", &r), SG_OK);
-    cr_expect(r.stat.type == SG_FILE_REGULAR && r.stat.size == 5 && r.stat.mode == 0640 && r.stat.uid == 1000);
+    cr_expect(r.stat.type == SG_FILE_REGULAR && r.stat.size == 5 && r.stat.mode == 0640 &&
+              r.stat.uid == 1000);
     cr_expect_eq(r.stat.mtime_ns, 1000000000500000000);
     cr_assert_eq(box_stat(b, "l", &r), SG_OK);
     cr_expect(r.stat.type == SG_FILE_SYMLINK);
@@ -252,7 +260,8 @@ Test(files, directories_and_moves)
 
 static void moves_across(struct box *b)
 {
-    free(box_sh(b, "mkdir -p /tmp/t/d; echo x > /tmp/t/d/f; ln -s d/f /tmp/t/l; chmod 0640 /tmp/t/d/f; echo one > /tmp/one"));
+    free(box_sh(b, "mkdir -p /tmp/t/d; echo x > /tmp/t/d/f; ln -s d/f /tmp/t/l; chmod 0640 /tmp/t/d/f; echo "
+                   "one > /tmp/one"));
     cr_expect_eq(box_move(b, "/tmp/one", "one"), SG_OK);
     content_is(b, "one", "one\n");
     cr_expect_eq(box_move(b, "/tmp/t", "t"), SG_OK);
@@ -275,7 +284,8 @@ Test(files, moves_between_file_systems)
 
 static void trees(struct box *b)
 {
-    free(box_sh(b, "mkdir t; cd t; for i in 1 2 3 4 5 6 7 8; do mkdir $i; for j in $(seq 200); do echo > $i/$j; done; done; "
+    free(box_sh(b, "mkdir t; cd t; for i in 1 2 3 4 5 6 7 8; do mkdir $i; for j in $(seq 200); do echo > "
+                   "$i/$j; done; done; "
                    "ln -s /workspace/keep l; mkdir /workspace/keep; echo k > /workspace/keep/k"));
     cr_expect_eq(box_remove(b, "t", true), SG_OK);
     content_is(b, "keep/k", "k\n");
@@ -297,7 +307,8 @@ Test(files, whole_trees_go)
 static void lists(struct box *b)
 {
     struct file_result r;
-    free(box_sh(b, "mkdir -p l/b/x l/empty; echo 1 > l/a; echo 22 > l/b/y; ln -s a l/z; echo > l/.hidden; echo > \"l/$(printf 'n\\377n')\""));
+    free(box_sh(b, "mkdir -p l/b/x l/empty; echo 1 > l/a; echo 22 > l/b/y; ln -s a l/z; echo > l/.hidden; "
+                   "echo > \"l/$(printf 'n\\377n')\""));
     cr_assert_eq(box_list(b, "l", false, 100, &r), SG_OK);
     const char *flat[] = {".hidden", "a", "b", "empty", "n%FFn", "z"};
     cr_assert_eq(r.list.n, SG_COUNT_OF(flat));
@@ -497,7 +508,8 @@ static void start_server(struct box *b, struct run *r, const char *listen)
              "while True:\n c,_=s.accept()\n c.sendall(b\"hello\")\n c.close()\n'",
              listen);
     cr_assert_eq(run_start(r, b, &(struct run_args){.shell = text}), 0);
-    free(box_sh(b, "i=0; while [ ! -e up ] && [ $i -lt 400 ]; do sleep 0.02; i=$((i+1)); done; test -e up; rm up"));
+    free(box_sh(
+        b, "i=0; while [ ! -e up ] && [ $i -lt 400 ]; do sleep 0.02; i=$((i+1)); done; test -e up; rm up"));
 }
 
 static void greet(struct box *b, uint16_t port)
@@ -526,11 +538,12 @@ static void dials(struct box *b)
     cr_expect_eq(box_dial(b, 8002, 3000, &r), SG_ENDPOINT_NOT_LISTENING);
     /* A service that accepts nobody: the deadline ends it. */
     cr_assert_eq(run_start(&full, b,
-                           &(struct run_args){.shell = "exec python3 -c 'import socket,time\n"
-                                                       "s=socket.create_server((\"127.0.0.1\",8003),backlog=0)\n"
-                                                       "c=[socket.socket() for i in range(4)]\n"
-                                                       "[(x.setblocking(0),x.connect_ex((\"127.0.0.1\",8003))) for x in c]\n"
-                                                       "open(\"up\",\"w\").close()\ntime.sleep(60)\n'"}),
+                           &(struct run_args){
+                               .shell = "exec python3 -c 'import socket,time\n"
+                                        "s=socket.create_server((\"127.0.0.1\",8003),backlog=0)\n"
+                                        "c=[socket.socket() for i in range(4)]\n"
+                                        "[(x.setblocking(0),x.connect_ex((\"127.0.0.1\",8003))) for x in c]\n"
+                                        "open(\"up\",\"w\").close()\ntime.sleep(60)\n'"}),
                  0);
     free(box_sh(b, "i=0; while [ ! -e up ] && [ $i -lt 400 ]; do sleep 0.02; i=$((i+1)); done; sleep 0.1"));
     int64_t start = sg_now_ms();
