@@ -14,15 +14,16 @@ static void config_p(struct sg_config **c)
 static json_t *report_json(const struct sg_audit_report *r)
 {
     return json_pack("{s:b, s:I, s:o, s:s*, s:s*}", "ok", r->ok, "records", (json_int_t)r->records, "at_seq",
-                     r->ok ? json_null() : json_integer(r->at_seq), "problem", r->ok ? NULL : r->problem, "detail",
-                     r->ok ? NULL : r->detail);
+                     r->ok ? json_null() : json_integer(r->at_seq), "problem", r->ok ? NULL : r->problem,
+                     "detail", r->ok ? NULL : r->detail);
 }
 
 int sg_cli_audit_verify(const struct sg_cli_args *a)
 {
     struct sg_error err = {0};
     struct sg_audit_report r;
-    struct sg_config_args args = {.file = sg_cli_value(a, "config"), .state_dir = sg_cli_value(a, "state-dir")};
+    struct sg_config_args args = {.file = sg_cli_value(a, "config"),
+                                  .state_dir = sg_cli_value(a, "state-dir")};
     sg_cleanup(config_p) struct sg_config *c = NULL;
     if (sg_config_load(&args, &c, &err) < 0 ||
         sg_audit_verify(c->server.state_dir, c->keys.audit_file, &r, &err) < 0) {
@@ -37,7 +38,7 @@ int sg_cli_audit_verify(const struct sg_cli_args *a)
         (void)printf("the audit log is sound: %lld records\n", (long long)r.records);
         return SG_CLI_OK;
     }
-    (void)printf("the audit log is damaged at record %lld (%s): %s\n%lld records before it are sound\n", (long long)r.at_seq,
-                 r.problem, r.detail, (long long)r.records);
+    (void)printf("the audit log is damaged at record %lld (%s): %s\n%lld records before it are sound\n",
+                 (long long)r.at_seq, r.problem, r.detail, (long long)r.records);
     return SG_CLI_FAILED;
 }

@@ -1,5 +1,5 @@
-/* When something is due: one timer on the reactor for all leases, over a heap of lower bounds. A use moves what is due to
- * later without touching the heap; that shows when the bound is reached. */
+/* When something is due: one timer on the reactor for all leases, over a heap of lower bounds. A use moves
+ * what is due to later without touching the heap; that shows when the bound is reached. */
 #include <semaphore.h>
 
 #include "base/clock.h"

@@ -1,5 +1,6 @@
-/* Lists: what is in memory and what is in the store, merged by id, newest first. Memory is looked at first: an entry can only move
- * from there into the store, so nothing falls between the two, and what is seen in both counts as memory has it. */
+/* Lists: what is in memory and what is in the store, merged by id, newest first. Memory is looked at first:
+ * an entry can only move from there into the store, so nothing falls between the two, and what is seen in
+ * both counts as memory has it. */
 #include "base/clock.h"
 #include "lease/registry_priv.h"
 
@@ -32,7 +33,8 @@ static bool matches(const struct sg_entry *e, const struct sg_lease_query *q)
            !sg_entry_past_retention(e);
 }
 
-static int look(struct sg_registry *r, const struct sg_lease_query *q, struct memory *ret, struct sg_error *err)
+static int look(struct sg_registry *r, const struct sg_lease_query *q, struct memory *ret,
+                struct sg_error *err)
 {
     struct sg_entry *e, *next;
     ret->n = 0;

@@ -51,8 +51,8 @@ static void note_gone(struct sg_store_op *op, struct sg_lease *l)
     (void)snprintf(l->reason, sizeof l->reason, "server_restarted");
     char event[32];
     (void)snprintf(event, sizeof event, "lease.%s", sg_lease_state_name(l->state));
-    sg_cleanup(sg_json_p) json_t *detail =
-        json_pack("{s:s, s:s, s:s}", "provider", l->provider, "sandbox_id", l->sandbox_id, "reason", l->reason);
+    sg_cleanup(sg_json_p) json_t *detail = json_pack("{s:s, s:s, s:s}", "provider", l->provider, "sandbox_id",
+                                                     l->sandbox_id, "reason", l->reason);
     sg_store_op_lease_state(op, l);
     sg_store_op_audit(op, event, l->terms->tenant, l->id, detail);
 }
@@ -77,8 +77,8 @@ static struct sg_entry *take_over(struct sg_registry *r, struct sg_lease *l)
     return e;
 }
 
-static int recover_page(struct sg_registry *r, const struct sg_recover *how, struct sg_lease_page *page, size_t *ret_lost,
-                        struct sg_error *err)
+static int recover_page(struct sg_registry *r, const struct sg_recover *how, struct sg_lease_page *page,
+                        size_t *ret_lost, struct sg_error *err)
 {
     struct sg_store_op *op = sg_store_op_new();
     struct sg_entry *adopt[PAGE];
@@ -107,12 +107,14 @@ static int recover_page(struct sg_registry *r, const struct sg_recover *how, str
     return rc;
 }
 
-int sg_registry_recover(struct sg_registry *r, const struct sg_recover *how, size_t *ret_lost, struct sg_error *err)
+int sg_registry_recover(struct sg_registry *r, const struct sg_recover *how, size_t *ret_lost,
+                        struct sg_error *err)
 {
     char after[SG_ID_MAX] = "";
     size_t lost = 0;
     do {
-        struct sg_lease_query q = {.states = LIVE_STATES, .limit = PAGE, .after = after[0] != '\0' ? after : NULL};
+        struct sg_lease_query q = {
+            .states = LIVE_STATES, .limit = PAGE, .after = after[0] != '\0' ? after : NULL};
         struct sg_lease_page page;
         if (sg_store_leases(r->cfg.store, &q, &page, err) < 0) {
             return sg_error_wrap(err, "cannot read the leases of the server before");

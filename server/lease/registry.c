@@ -359,7 +359,8 @@ int sg_registry_peek(struct sg_registry *r, const char *tenant, const char *id, 
     int found = 0;
     pthread_mutex_lock(&r->lock);
     struct sg_entry *e = find(r, id);
-    if (e != NULL && (tenant == NULL || sg_streq(tenant, e->lease.terms->tenant)) && !sg_entry_past_retention(e)) {
+    if (e != NULL && (tenant == NULL || sg_streq(tenant, e->lease.terms->tenant)) &&
+        !sg_entry_past_retention(e)) {
         *ret = sg_entry_ref(e);
         found = 1;
     }

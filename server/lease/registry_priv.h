@@ -1,5 +1,6 @@
-/* The inside of the registry, shared by its files only. Everything in an entry that can change is guarded by the registry's one
- * lock; what must happen without it (callbacks, dropping references) is collected in a sg_after and run once it is released. */
+/* The inside of the registry, shared by its files only. Everything in an entry that can change is guarded by
+ * the registry's one lock; what must happen without it (callbacks, dropping references) is collected in a
+ * sg_after and run once it is released. */
 #ifndef SG_REGISTRY_PRIV_H
 #define SG_REGISTRY_PRIV_H
 
@@ -29,14 +30,14 @@ struct sg_entry {
     struct sg_error failure;
     char *answer;
     int answer_status;
-    enum sg_end end;     /* valid once it is releasing or lost */
-    bool held;           /* counts against its tenant's quota */
-    bool stored;         /* its row is in the store */
+    enum sg_end end; /* valid once it is releasing or lost */
+    bool held;       /* counts against its tenant's quota */
+    bool stored;     /* its row is in the store */
     bool outlives;
-    bool committing;     /* its row as a ready lease is being written */
-    unsigned unwritten;  /* rows about its end on their way */
+    bool committing;    /* its row as a ready lease is being written */
+    unsigned unwritten; /* rows about its end on their way */
     bool by_trajectory_on, by_key_on;
-    bool recent;         /* in the list of ended ones */
+    bool recent; /* in the list of ended ones */
 
     int64_t expires_ms;           /* sg_now_ms() time; valid once ready */
     int64_t committed_expires_ms; /* what the store knows */
@@ -99,7 +100,8 @@ void sg_registry_unindex_key(struct sg_registry *r, struct sg_entry *e);
 /* The end of an entry's time among the live: into the list of recent ones, which may push others out. */
 void sg_registry_retire(struct sg_registry *r, struct sg_entry *e);
 struct sg_tenant_use *sg_registry_tenant(struct sg_registry *r, const char *name);
-/* Checks the step against the table of legal ones, counts it, moves waiters that have what they wait for to a. */
+/* Checks the step against the table of legal ones, counts it, moves waiters that have what they wait for to
+ * a. */
 void sg_entry_step(struct sg_entry *e, enum sg_lease_state to, const char *reason, struct sg_after *a);
 void sg_entry_wake(struct sg_entry *e, struct sg_after *a);
 void sg_entry_release_quota(struct sg_entry *e);
@@ -113,10 +115,16 @@ bool sg_entry_expire_if_due(struct sg_entry *e, int64_t now, struct sg_after *a)
 /* Why work on it is refused, by its state (not ready). */
 int sg_entry_refuse(const struct sg_entry *e, struct sg_error *err);
 /* Submits op for e; fn(e) comes back on the store thread, with a reference held meanwhile. */
-int sg_entry_submit(struct sg_entry *e, struct sg_store_op *op, unsigned how, void (*fn)(void *arg, const struct sg_error *err),
-                    void *arg, struct sg_error *err);
+int sg_entry_submit(struct sg_entry *e, struct sg_store_op *op, unsigned how,
+                    void (*fn)(void *arg, const struct sg_error *err), void *arg, struct sg_error *err);
 /* The audit record of the state it is in. */
 void sg_entry_audit(const struct sg_entry *e, struct sg_store_op *op);
+/* From releasing into the state its end leads to; err: the sandbox could not be terminated. */
+void sg_entry_finish_releasing(struct sg_entry *e, const struct sg_error *err, struct sg_after *a);
+/* Its sandbox goes, its place is free. */
+void sg_entry_let_go(struct sg_entry *e, struct sg_after *a);
+/* A row about its end (counted in unwritten) is written or kept. Without the lock; arg: the entry. */
+void sg_entry_end_written(void *arg, const struct sg_error *err);
 
 /* ---- due.c: with the lock held ---- */
 

@@ -65,7 +65,8 @@ static int by_key(const struct attempt *t, const struct sg_entry *mine, struct s
 }
 
 /* By the trajectory: only a lease that is not ending counts. */
-static int by_trajectory(const struct attempt *t, const struct sg_entry *mine, struct sg_after *after, struct sg_error *err)
+static int by_trajectory(const struct attempt *t, const struct sg_entry *mine, struct sg_after *after,
+                         struct sg_error *err)
 {
     struct sg_entry *e = NULL;
     if (mine->trajectory == NULL) {
@@ -76,7 +77,8 @@ static int by_trajectory(const struct attempt *t, const struct sg_entry *mine, s
         return 0;
     }
     if (!same_request(e->lease.terms->request_hash, t->q->terms)) {
-        return sg_error_set(err, SG_TRAJECTORY_CONFLICT, "trajectory %s has a lease that was asked for differently",
+        return sg_error_set(err, SG_TRAJECTORY_CONFLICT,
+                            "trajectory %s has a lease that was asked for differently",
                             e->lease.terms->trajectory_id);
     }
     return same(t, e);
@@ -97,8 +99,8 @@ static int quota(const struct attempt *t, const struct sg_entry *mine, struct sg
 }
 
 /* Everything that is decided under the lock. *ret_look: the store must be asked for the key first. */
-static int decide(const struct attempt *t, struct sg_entry *mine, bool asked, uint64_t evicted, bool *ret_look,
-                  struct sg_after *after, struct sg_error *err)
+static int decide(const struct attempt *t, struct sg_entry *mine, bool asked, uint64_t evicted,
+                  bool *ret_look, struct sg_after *after, struct sg_error *err)
 {
     int rc = by_key(t, mine, err);
     if (rc != 0) {
@@ -141,7 +143,8 @@ static int ask_store(const struct attempt *t, struct sg_error *err)
     return 1;
 }
 
-static int reserve(const struct attempt *t, struct sg_entry *mine, struct sg_after *after, struct sg_error *err)
+static int reserve(const struct attempt *t, struct sg_entry *mine, struct sg_after *after,
+                   struct sg_error *err)
 {
     struct sg_registry *r = t->r;
     bool asked = false;
@@ -155,8 +158,8 @@ static int reserve(const struct attempt *t, struct sg_entry *mine, struct sg_aft
         if (!look) {
             return rc;
         }
-        /* Not in memory. While the store is read, the entry may be made (found next time round) or even end and be
-         * pushed out of memory (then the count has changed and the store is asked again). */
+        /* Not in memory. While the store is read, the entry may be made (found next time round) or even end
+         * and be pushed out of memory (then the count has changed and the store is asked again). */
         rc = ask_store(t, err);
         if (rc != 0) {
             return rc;

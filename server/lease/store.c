@@ -69,11 +69,12 @@ static int start_threads(struct sg_store *s, struct sg_error *err)
 
 static int open_parts(struct sg_store *s, const struct sg_store_config *cfg, struct sg_error *err)
 {
-    if (find_dir(s, cfg->state_dir, err) < 0 || (s->lock_fd < 0 && sg_state_lock(s->dir, &s->lock_fd, err) < 0) ||
-        load_keys(s, cfg, err) < 0) {
+    if (find_dir(s, cfg->state_dir, err) < 0 ||
+        (s->lock_fd < 0 && sg_state_lock(s->dir, &s->lock_fd, err) < 0) || load_keys(s, cfg, err) < 0) {
         return -1;
     }
-    /* Readable by the owner alone, whatever the umask: leases hold environments. SQLite gives its side files the same mode. */
+    /* Readable by the owner alone, whatever the umask: leases hold environments. SQLite gives its side files
+     * the same mode. */
     int fd = open(s->db_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) {
         return sg_error_sys(err, SG_STORE_UNAVAILABLE, errno, "cannot open %s", s->db_path);
@@ -191,7 +192,8 @@ static int acceptable(const struct sg_store *s, const struct sg_store_op *op, st
         return sg_error_set(err, SG_NO_MEMORY, "no memory to write it down");
     }
     if (op->too_large) {
-        return sg_error_set(err, SG_PAYLOAD_TOO_LARGE, "a text of more than %u bytes cannot be written down", SG_STORE_BODY_MAX);
+        return sg_error_set(err, SG_PAYLOAD_TOO_LARGE, "a text of more than %u bytes cannot be written down",
+                            SG_STORE_BODY_MAX);
     }
     if ((op->how & SG_STORE_KEEP) != 0) {
         return 0;
@@ -206,8 +208,8 @@ static int acceptable(const struct sg_store *s, const struct sg_store_op *op, st
     return 0;
 }
 
-int sg_store_submit(struct sg_store *s, struct sg_store_op *op, unsigned how, const struct sg_store_done *done,
-                    struct sg_error *err)
+int sg_store_submit(struct sg_store *s, struct sg_store_op *op, unsigned how,
+                    const struct sg_store_done *done, struct sg_error *err)
 {
     op->how = how;
     if (done != NULL) {
@@ -232,7 +234,12 @@ int sg_store_submit(struct sg_store *s, struct sg_store_op *op, unsigned how, co
 void sg_store_stats(struct sg_store *s, struct sg_store_stats *ret)
 {
     pthread_mutex_lock(&s->lock);
-    *ret = (struct sg_store_stats){.ops = s->n_ops, .commits = s->n_commits, .syncs = s->n_syncs, .failures = s->n_failures,
-                                   .queued = s->queued, .kept = s->n_kept, .read_only = s->read_only};
+    *ret = (struct sg_store_stats){.ops = s->n_ops,
+                                   .commits = s->n_commits,
+                                   .syncs = s->n_syncs,
+                                   .failures = s->n_failures,
+                                   .queued = s->queued,
+                                   .kept = s->n_kept,
+                                   .read_only = s->read_only};
     pthread_mutex_unlock(&s->lock);
 }

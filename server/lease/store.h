@@ -1,15 +1,17 @@
-/* What survives the process: leases, stored answers, receipts, the audit log and the keys, in SQLite in the state
- * directory. The only includer of sqlite3.h.
+/* What survives the process: leases, stored answers, receipts, the audit log and the keys, in SQLite in the
+ * state directory. The only includer of sqlite3.h.
  *
- * One store thread writes. Callers build an op (a few rows that belong together), submit it and are called back on the
- * store thread; many ops share one commit. A durable op is called back once it is on the disk (fsync). Any other op is called
- * back once it survives the death of this process; the next durable commit, or about a second, puts it on the disk too.
+ * One store thread writes. Callers build an op (a few rows that belong together), submit it and are called
+ * back on the store thread; many ops share one commit. A durable op is called back once it is on the disk
+ * (fsync). Any other op is called back once it survives the death of this process; the next durable commit,
+ * or about a second, puts it on the disk too.
  *
- * When the disk is full or fails, submit answers SG_STORE_UNAVAILABLE (503) and the store is read-only until a write
- * succeeds again, which it tries by itself. Ops marked `keep` are not refused then: they wait in memory.
+ * When the disk is full or fails, submit answers SG_STORE_UNAVAILABLE (503) and the store is read-only until
+ * a write succeeds again, which it tries by itself. Ops marked `keep` are not refused then: they wait in
+ * memory.
  *
- * Reads run on the calling thread over a second, read-only connection; they are short but may touch the disk: call them on a
- * worker. Any thread. Lock rank: the store's locks are leaves.
+ * Reads run on the calling thread over a second, read-only connection; they are short but may touch the disk:
+ * call them on a worker. Any thread. Lock rank: the store's locks are leaves.
  */
 #ifndef SG_STORE_H
 #define SG_STORE_H
@@ -22,22 +24,22 @@ struct sg_store;
 struct sg_store_op;
 
 struct sg_store_config {
-    const char *state_dir;         /* made (0700) when absent */
-    int lock_fd;                   /* of sg_state_lock(), the store's from here on; <= 0: it locks by itself */
-    const char *audit_key_file;    /* NULL: audit.key in the state directory; made (0600) when absent */
-    const char *receipt_key_file;  /* NULL: receipt.key */
+    const char *state_dir;        /* made (0700) when absent */
+    int lock_fd;                  /* of sg_state_lock(), the store's from here on; <= 0: it locks by itself */
+    const char *audit_key_file;   /* NULL: audit.key in the state directory; made (0600) when absent */
+    const char *receipt_key_file; /* NULL: receipt.key */
     const char *endpoint_key_file; /* NULL: endpoint.key */
     int64_t retention_ms;          /* ended leases and stored answers are dropped after it; 0: 24 h */
     size_t queue_max;              /* ops waiting; 0: 4096 */
-    struct sg_log *log;            /* or NULL; for what has no caller: read-only on and off, checkpoints that fail */
+    struct sg_log *log; /* or NULL; for what has no caller: read-only on and off, checkpoints that fail */
 };
 
-/* Locks a state directory (made when absent) before anything in it is touched; *ret_fd holds the lock while it is open. SG_CONFLICT
- * when another server holds it. */
+/* Locks a state directory (made when absent) before anything in it is touched; *ret_fd holds the lock while
+ * it is open. SG_CONFLICT when another server holds it. */
 int sg_state_lock(const char *dir, int *ret_fd, struct sg_error *err);
 
-/* Locks the state directory (SG_CONFLICT when another server holds it), opens or makes the database, migrates it,
- * reads the keys, checks the end of the audit log and starts the store thread. */
+/* Locks the state directory (SG_CONFLICT when another server holds it), opens or makes the database, migrates
+ * it, reads the keys, checks the end of the audit log and starts the store thread. */
 int sg_store_open(const struct sg_store_config *cfg, struct sg_store **ret, struct sg_error *err);
 /* Writes what is queued, checkpoints, unlocks. NULL-safe. No other call may be running. */
 struct sg_store *sg_store_free(struct sg_store *s);
@@ -59,16 +61,18 @@ enum sg_store_how {
     SG_STORE_KEEP = 1 << 1,    /* happened outside already: never refused, written when the store can again */
 };
 
-/* A transaction in the making. Never fails: what is out of memory or above a cap shows when it is submitted. */
+/* A transaction in the making. Never fails: what is out of memory or above a cap shows when it is submitted.
+ */
 struct sg_store_op *sg_store_op_new(void);
 struct sg_store_op *sg_store_op_free(struct sg_store_op *op); /* one that was not submitted; NULL-safe */
 /* Inserts or replaces the lease row; copies. */
 void sg_store_op_lease(struct sg_store_op *op, const struct sg_lease *l);
 /* Only where it stands: state, reason, expires_at, ended_at of a row that is there (else nothing). */
 void sg_store_op_lease_state(struct sg_store_op *op, const struct sg_lease *l);
-/* A receipt's canonical text (with id); an id that is there already only gains the tenant. Adds the audit record
- * `receipt_sealed`. */
-void sg_store_op_receipt(struct sg_store_op *op, const char *tenant, const char *receipt_id, const char *body);
+/* A receipt's canonical text (with id); an id that is there already only gains the tenant. Adds the audit
+ * record `receipt_sealed`. */
+void sg_store_op_receipt(struct sg_store_op *op, const char *tenant, const char *receipt_id,
+                         const char *body);
 /* An audit record of its own; detail: an object, borrowed, NULL: {}. lease_id, tenant may be NULL. */
 void sg_store_op_audit(struct sg_store_op *op, const char *event, const char *tenant, const char *lease_id,
                        const struct json_t *detail);
@@ -84,17 +88,18 @@ struct sg_store_done {
     void *arg;
 };
 
-/* Consumes op. -1 (SG_STORE_UNAVAILABLE, SG_OVERLOADED): nothing happened, done is not called. With SG_STORE_KEEP it
- * returns 0 unless memory is out, and done is called with the error when the row can only be written later. done may be NULL. Never calls
- * done before it returns.
- * Ops of one thread commit in the order they were submitted. */
-int sg_store_submit(struct sg_store *s, struct sg_store_op *op, unsigned how, const struct sg_store_done *done,
-                    struct sg_error *err);
+/* Consumes op. -1 (SG_STORE_UNAVAILABLE, SG_OVERLOADED): nothing happened, done is not called. With
+ * SG_STORE_KEEP it returns 0 unless memory is out, and done is called with the error when the row can only be
+ * written later. done may be NULL. Never calls done before it returns. Ops of one thread commit in the order
+ * they were submitted. */
+int sg_store_submit(struct sg_store *s, struct sg_store_op *op, unsigned how,
+                    const struct sg_store_done *done, struct sg_error *err);
 
 /* ---- reading ---- */
 
 /* A lease row; tenant NULL: of anyone. SG_NOT_FOUND, also past retention. */
-int sg_store_lease(struct sg_store *s, const char *tenant, const char *id, struct sg_lease *ret, struct sg_error *err);
+int sg_store_lease(struct sg_store *s, const char *tenant, const char *id, struct sg_lease *ret,
+                   struct sg_error *err);
 
 struct sg_stored_answer {
     char request_hash[SG_SHA256_HEX];
@@ -118,7 +123,8 @@ struct sg_lease_query {
 struct sg_lease_page {
     struct sg_lease *items; /* newest first */
     size_t n;
-    char next[SG_ID_MAX]; /* `after` of the next page, "" when this is the last one; a page may be short before that */
+    char next[SG_ID_MAX]; /* `after` of the next page, "" when this is the last one; a page may be short
+                             before that */
 };
 void sg_lease_page_finish(struct sg_lease_page *p);
 /* Rows of the store only; sg_registry_list() is the whole truth. */
@@ -126,11 +132,12 @@ int sg_store_leases(struct sg_store *s, const struct sg_lease_query *q, struct s
                     struct sg_error *err);
 
 /* The receipt's text; caller frees. tenant NULL: of anyone. SG_NOT_FOUND. */
-int sg_store_receipt(struct sg_store *s, const char *tenant, const char *id, char **ret, struct sg_error *err);
+int sg_store_receipt(struct sg_store *s, const char *tenant, const char *id, char **ret,
+                     struct sg_error *err);
 
-/* Audit records after seq `after` (0: from the start), oldest first, at most limit, as a JSON array of {seq, at, event,
- * tenant, lease_id, receipt_id, detail, mac}. tenant NULL: all. *ret_next: `after` of the next page, 0 when there is none; a page may
- * be short before that. */
+/* Audit records after seq `after` (0: from the start), oldest first, at most limit, as a JSON array of {seq,
+ * at, event, tenant, lease_id, receipt_id, detail, mac}. tenant NULL: all. *ret_next: `after` of the next
+ * page, 0 when there is none; a page may be short before that. */
 int sg_store_audit(struct sg_store *s, const char *tenant, int64_t after, size_t limit, struct json_t **ret,
                    int64_t *ret_next, struct sg_error *err);
 
@@ -149,11 +156,14 @@ struct sg_audit_report {
     bool ok;
     int64_t records;  /* good ones from the start */
     int64_t at_seq;   /* first bad record, or the first missing one; 0 when ok */
-    char problem[64]; /* stable word: those of sg_audit_check, and head_missing, head_forged, receipt_changed, receipt_missing,
-                       * damage_recorded (the server found the end of the log damaged when it started), database_malformed */
+    char problem[64]; /* stable word: those of sg_audit_check, and head_missing, head_forged, receipt_changed,
+                       * receipt_missing, damage_recorded (the server found the end of the log damaged when it
+                       * started), database_malformed */
     char detail[256];
 };
-/* Reads only; works beside a running server. key_file NULL: audit.key in state_dir. -1: it could not be checked. */
-int sg_audit_verify(const char *state_dir, const char *key_file, struct sg_audit_report *ret, struct sg_error *err);
+/* Reads only; works beside a running server. key_file NULL: audit.key in state_dir. -1: it could not be
+ * checked. */
+int sg_audit_verify(const char *state_dir, const char *key_file, struct sg_audit_report *ret,
+                    struct sg_error *err);
 
 #endif

@@ -1,8 +1,8 @@
 /* The audit log's two ends: the head that is kept apart from the database, and the check of the whole chain.
  *
- * The head file holds two sealed heads and the id of this boot. The first is where the chain ends now; the second how far it is
- * known to be on the disk. After a power loss the chain may rightly end between the two, so the first one only counts as long as
- * the machine has not been started again.
+ * The head file holds two sealed heads and the id of this boot. The first is where the chain ends now; the
+ * second how far it is known to be on the disk. After a power loss the chain may rightly end between the two,
+ * so the first one only counts as long as the machine has not been started again.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,8 @@ struct heads {
     bool same_boot;
 };
 
-static void seal_boot(const struct sg_secret *secret, const char *text, size_t len, char out[2 * SG_SHA256_LEN + 1])
+static void seal_boot(const struct sg_secret *secret, const char *text, size_t len,
+                      char out[2 * SG_SHA256_LEN + 1])
 {
     size_t key_len = 0;
     const char *key = sg_secret_expose(secret, &key_len);
@@ -30,7 +31,8 @@ static void seal_boot(const struct sg_secret *secret, const char *text, size_t l
     sg_hex(mac, sizeof mac, out);
 }
 
-static void heads_write(const struct sg_secret *secret, const struct heads *h, const char *boot, char out[SG_HEAD_LEN])
+static void heads_write(const struct sg_secret *secret, const struct heads *h, const char *boot,
+                        char out[SG_HEAD_LEN])
 {
     size_t key_len = 0;
     const char *key = sg_secret_expose(secret, &key_len);
@@ -74,7 +76,8 @@ static bool heads_parse(const struct sg_secret *secret, const char *text, const 
         return false;
     }
     int used = 0;
-    if (sscanf(p, "boot %36s %n", id, &used) != 1 || used == 0 || strlen(p) < (size_t)used + sizeof seal - 1) {
+    if (sscanf(p, "boot %36s %n", id, &used) != 1 || used == 0 ||
+        strlen(p) < (size_t)used + sizeof seal - 1) {
         return false;
     }
     seal_boot(secret, text, (size_t)(p - text) + (size_t)used, seal);
@@ -102,7 +105,8 @@ static int heads_read(const char *dir, const struct sg_secret *secret, const cha
     return -1;
 }
 
-void sg_store_head_set(struct sg_store *s, const struct sg_audit_head *latest, const struct sg_audit_head *on_disk)
+void sg_store_head_set(struct sg_store *s, const struct sg_audit_head *latest,
+                       const struct sg_audit_head *on_disk)
 {
     char text[SG_HEAD_LEN];
     pthread_mutex_lock(&s->head_lock);
@@ -118,7 +122,8 @@ void sg_store_head_set(struct sg_store *s, const struct sg_audit_head *latest, c
     if (news && s->head_fd >= 0) {
         struct heads h = {.latest = s->latest, .on_disk = s->on_disk};
         heads_write(s->audit_key, &h, s->boot_id, text);
-        /* The file keeps its size, so this needs no space; a head that lags behind is no fault of the chain. */
+        /* The file keeps its size, so this needs no space; a head that lags behind is no fault of the chain.
+         */
         (void)!pwrite(s->head_fd, text, sizeof text, 0);
     }
     pthread_mutex_unlock(&s->head_lock);
@@ -147,7 +152,8 @@ static void read_record(sqlite3_stmt *st, const struct sg_audit_head *before, st
 /* The last record (its head into s->head) and whether its MAC is right. 1, 0 when there is none, -1. */
 static int read_tail(struct sg_store *s, bool *ret_good, struct sg_error *err)
 {
-    static const char sql[] = "SELECT * FROM (SELECT " RECORD_COLUMNS " FROM audit ORDER BY seq DESC LIMIT 2) ORDER BY seq";
+    static const char sql[] =
+        "SELECT * FROM (SELECT " RECORD_COLUMNS " FROM audit ORDER BY seq DESC LIMIT 2) ORDER BY seq";
     size_t key_len = 0;
     const char *key = sg_secret_expose(s->audit_key, &key_len);
     sqlite3_stmt *st = NULL;
@@ -190,7 +196,8 @@ static bool mac_at(struct sg_store *s, const struct sg_audit_head *want)
 }
 
 /* The first problem at the end of the log, or NULL; *ret_event is what to record. */
-static const char *tail_problem(struct sg_store *s, bool any, bool good, const char **ret_event, int64_t *ret_expected)
+static const char *tail_problem(struct sg_store *s, bool any, bool good, const char **ret_event,
+                                int64_t *ret_expected)
 {
     struct heads h;
     int have = heads_read(s->dir, s->audit_key, s->boot_id, &h);
@@ -236,8 +243,8 @@ int sg_store_audit_open(struct sg_store *s, struct sg_error *err)
     struct sg_store_op *op = sg_store_op_new();
     if (problem != NULL) {
         sg_cleanup(sg_json_p) json_t *detail =
-            json_pack("{s:s, s:I, s:I}", "problem", problem, "expected_seq", (json_int_t)expected, "found_seq",
-                      (json_int_t)s->head.seq);
+            json_pack("{s:s, s:I, s:I}", "problem", problem, "expected_seq", (json_int_t)expected,
+                      "found_seq", (json_int_t)s->head.seq);
         sg_store_op_audit(op, event, NULL, NULL, detail);
     }
     sg_cleanup(sg_json_p) json_t *about = json_pack("{s:s}", "version", SG_VERSION);
@@ -250,7 +257,8 @@ int sg_store_audit_open(struct sg_store *s, struct sg_error *err)
     sg_store_op_free(op);
     if (rc == 0 && problem != NULL) {
         struct sg_error why = {0};
-        (void)sg_error_set(&why, SG_INTERNAL, "the audit log ends at record %lld, the head kept apart says %lld: %s",
+        (void)sg_error_set(&why, SG_INTERNAL,
+                           "the audit log ends at record %lld, the head kept apart says %lld: %s",
                            (long long)s->head.seq, (long long)expected, problem);
         sg_log_event(s->log, SG_LOG_ERROR, "audit_damage", &why);
     }
@@ -302,7 +310,8 @@ static int open_read_only(const char *dir, struct verify *v, struct sg_error *er
 /* Does the stored receipt still have the digest that was recorded when it was sealed? */
 static bool check_receipt(struct verify *v, const struct sg_audit_record *r)
 {
-    if (r->receipt_id == NULL || !sg_streq(r->kind, "receipt.sealed") || sg_streq(r->receipt_id, v->last_receipt)) {
+    if (r->receipt_id == NULL || !sg_streq(r->kind, "receipt.sealed") ||
+        sg_streq(r->receipt_id, v->last_receipt)) {
         return true;
     }
     sg_cleanup(sg_json_p) json_t *payload = json_loads(r->payload, 0, NULL);
@@ -350,7 +359,8 @@ static void walk(struct verify *v, const struct sg_secret *secret, const struct 
     if (rc != SQLITE_DONE) {
         problem(v->report, check.at.seq + 1, "database_malformed", sqlite3_errmsg(v->db));
     } else if (!sg_audit_check_end(&check)) {
-        problem(v->report, check.bad_seq, check.reason, "the end of the log is not what the head kept apart says");
+        problem(v->report, check.bad_seq, check.reason,
+                "the end of the log is not what the head kept apart says");
     }
 }
 
@@ -366,7 +376,8 @@ static void secret_p(struct sg_secret **s)
     sg_secret_free(*s);
 }
 
-int sg_audit_verify(const char *state_dir, const char *key_file, struct sg_audit_report *ret, struct sg_error *err)
+int sg_audit_verify(const char *state_dir, const char *key_file, struct sg_audit_report *ret,
+                    struct sg_error *err)
 {
     sg_cleanup(secret_p) struct sg_secret *key = NULL;
     sg_cleanup(verify_finish) struct verify v = {.report = ret};
@@ -382,7 +393,8 @@ int sg_audit_verify(const char *state_dir, const char *key_file, struct sg_audit
     if (open_read_only(state_dir, &v, err) < 0) {
         return -1;
     }
-    int rc = sqlite3_prepare_v2(v.db, "SELECT " RECORD_COLUMNS " FROM audit ORDER BY seq", -1, &v.records, NULL);
+    int rc =
+        sqlite3_prepare_v2(v.db, "SELECT " RECORD_COLUMNS " FROM audit ORDER BY seq", -1, &v.records, NULL);
     if (rc == SQLITE_OK) {
         rc = sqlite3_prepare_v2(v.db, "SELECT body FROM receipts WHERE id=?1", -1, &v.receipt, NULL);
     }

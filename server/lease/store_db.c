@@ -7,7 +7,8 @@ static const char *const migrations[] = {
     /* 1 */
     "CREATE TABLE leases("
     " id TEXT PRIMARY KEY, tenant TEXT NOT NULL, trajectory_id TEXT, idempotency_key TEXT, provider TEXT,"
-    " sandbox_id TEXT, state INTEGER NOT NULL, reason TEXT, caps INTEGER NOT NULL, metadata TEXT, terms TEXT NOT NULL,"
+    " sandbox_id TEXT, state INTEGER NOT NULL, reason TEXT, caps INTEGER NOT NULL, metadata TEXT, terms TEXT "
+    "NOT NULL,"
     " receipt_id TEXT, created_us INTEGER NOT NULL, expires_us INTEGER NOT NULL, ended_us INTEGER NOT NULL"
     ") WITHOUT ROWID;"
     "CREATE INDEX leases_tenant ON leases(tenant, id);"
@@ -16,7 +17,8 @@ static const char *const migrations[] = {
     "CREATE INDEX leases_live ON leases(id) WHERE ended_us = 0;"
     "CREATE TABLE answers("
     " tenant TEXT NOT NULL, key TEXT NOT NULL, request_hash TEXT NOT NULL, lease_id TEXT NOT NULL,"
-    " status INTEGER NOT NULL, body TEXT, created_us INTEGER NOT NULL, PRIMARY KEY(tenant, key)) WITHOUT ROWID;"
+    " status INTEGER NOT NULL, body TEXT, created_us INTEGER NOT NULL, PRIMARY KEY(tenant, key)) WITHOUT "
+    "ROWID;"
     "CREATE TABLE receipts(id TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;"
     "CREATE TABLE receipt_owners(receipt_id TEXT NOT NULL, tenant TEXT NOT NULL,"
     " PRIMARY KEY(receipt_id, tenant)) WITHOUT ROWID;"
@@ -34,10 +36,12 @@ static const char *const write_sql[SG_STMT_COUNT] = {
     [SG_STMT_SAVE_ROLLBACK] = "ROLLBACK TO op",
     [SG_STMT_SAVE_RELEASE] = "RELEASE op",
     [SG_STMT_LEASE] =
-        "INSERT INTO leases(id, tenant, trajectory_id, idempotency_key, provider, sandbox_id, state, reason, caps,"
+        "INSERT INTO leases(id, tenant, trajectory_id, idempotency_key, provider, sandbox_id, state, reason, "
+        "caps,"
         " metadata, terms, receipt_id, created_us, expires_us, ended_us)"
         " VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15) ON CONFLICT(id) DO UPDATE SET"
-        " provider=?5, sandbox_id=?6, state=?7, reason=?8, caps=?9, metadata=?10, receipt_id=?12, expires_us=?14,"
+        " provider=?5, sandbox_id=?6, state=?7, reason=?8, caps=?9, metadata=?10, receipt_id=?12, "
+        "expires_us=?14,"
         " ended_us=?15",
     [SG_STMT_LEASE_STATE] = "UPDATE leases SET state=?2, reason=?3, expires_us=?4, ended_us=?5 WHERE id=?1",
     [SG_STMT_RECEIPT] = "INSERT INTO receipts(id, body) VALUES(?1, ?2) ON CONFLICT(id) DO NOTHING",
@@ -45,33 +49,40 @@ static const char *const write_sql[SG_STMT_COUNT] = {
         "INSERT INTO receipt_owners(receipt_id, tenant) VALUES(?1, ?2) ON CONFLICT DO NOTHING",
     [SG_STMT_AUDIT] = "INSERT INTO audit(seq, time_us, kind, tenant, lease_id, receipt_id, payload, mac)"
                       " VALUES(?1,?2,?3,?4,?5,?6,?7,?8)",
-    [SG_STMT_ANSWER] = "INSERT OR REPLACE INTO answers(tenant, key, request_hash, lease_id, status, body, created_us)"
-                       " VALUES(?1,?2,?3,?4,?5,?6,?7)",
+    [SG_STMT_ANSWER] =
+        "INSERT OR REPLACE INTO answers(tenant, key, request_hash, lease_id, status, body, created_us)"
+        " VALUES(?1,?2,?3,?4,?5,?6,?7)",
     [SG_STMT_NO_ANSWER] = "DELETE FROM answers WHERE tenant=?1 AND key=?2 AND lease_id=?3",
-    [SG_STMT_PRUNE_FIND] = "SELECT id, tenant, idempotency_key FROM leases WHERE ended_us > 0 AND ended_us < ?1"
-                           " ORDER BY ended_us LIMIT 200",
+    [SG_STMT_PRUNE_FIND] =
+        "SELECT id, tenant, idempotency_key FROM leases WHERE ended_us > 0 AND ended_us < ?1"
+        " ORDER BY ended_us LIMIT 200",
     [SG_STMT_PRUNE_LEASE] = "DELETE FROM leases WHERE id=?1",
     [SG_STMT_PROBE] = "INSERT INTO probe(id, n) VALUES(1, 1) ON CONFLICT(id) DO UPDATE SET n = n + 1",
 };
 
-#define LEASE_COLUMNS \
-    "id, tenant, trajectory_id, idempotency_key, provider, sandbox_id, state, reason, caps, metadata, terms, receipt_id," \
+#define LEASE_COLUMNS                                                                                        \
+    "id, tenant, trajectory_id, idempotency_key, provider, sandbox_id, state, reason, caps, metadata, "      \
+    "terms, receipt_id,"                                                                                     \
     " created_us, expires_us, ended_us"
 
 static const char *const read_sql[SG_READ_COUNT] = {
     [SG_READ_LEASE] = "SELECT " LEASE_COLUMNS " FROM leases WHERE id=?1 AND (ended_us=0 OR ended_us>=?2)",
-    [SG_READ_ANSWER] = "SELECT a.request_hash, a.lease_id, a.status, a.body FROM answers a JOIN leases l ON l.id=a.lease_id"
-                       " WHERE a.tenant=?1 AND a.key=?2 AND (l.ended_us=0 OR l.ended_us>=?3)",
+    [SG_READ_ANSWER] =
+        "SELECT a.request_hash, a.lease_id, a.status, a.body FROM answers a JOIN leases l ON l.id=a.lease_id"
+        " WHERE a.tenant=?1 AND a.key=?2 AND (l.ended_us=0 OR l.ended_us>=?3)",
     [SG_READ_LEASES] = "SELECT " LEASE_COLUMNS " FROM leases WHERE id<?1 ORDER BY id DESC",
-    [SG_READ_LEASES_LIVE] = "SELECT " LEASE_COLUMNS " FROM leases WHERE ended_us=0 AND id<?1 ORDER BY id DESC",
-    [SG_READ_LEASES_TENANT] = "SELECT " LEASE_COLUMNS " FROM leases WHERE tenant=?2 AND id<?1 ORDER BY id DESC",
+    [SG_READ_LEASES_LIVE] =
+        "SELECT " LEASE_COLUMNS " FROM leases WHERE ended_us=0 AND id<?1 ORDER BY id DESC",
+    [SG_READ_LEASES_TENANT] =
+        "SELECT " LEASE_COLUMNS " FROM leases WHERE tenant=?2 AND id<?1 ORDER BY id DESC",
     [SG_READ_LEASES_TRAJECTORY] =
         "SELECT " LEASE_COLUMNS " FROM leases WHERE trajectory_id=?2 AND id<?1 ORDER BY id DESC",
     [SG_READ_RECEIPT] = "SELECT body FROM receipts WHERE id=?1",
     [SG_READ_RECEIPT_OWNER] = "SELECT r.body FROM receipts r JOIN receipt_owners o ON o.receipt_id=r.id"
                               " WHERE r.id=?1 AND o.tenant=?2",
-    [SG_READ_AUDIT] = "SELECT seq, time_us, kind, tenant, lease_id, receipt_id, payload, mac FROM audit WHERE seq>?1"
-                      " ORDER BY seq",
+    [SG_READ_AUDIT] =
+        "SELECT seq, time_us, kind, tenant, lease_id, receipt_id, payload, mac FROM audit WHERE seq>?1"
+        " ORDER BY seq",
 };
 
 int sg_db_error(struct sg_error *err, sqlite3 *db, int rc, const char *what)
@@ -126,8 +137,10 @@ int sg_db_migrate(sqlite3 *db, struct sg_error *err)
         return -1;
     }
     if (have > newest) {
-        return sg_error_set(err, SG_CONFLICT, "the database has schema version %d, this sandgate knows up to %d: it was "
-                            "written by a newer one", have, newest);
+        return sg_error_set(err, SG_CONFLICT,
+                            "the database has schema version %d, this sandgate knows up to %d: it was "
+                            "written by a newer one",
+                            have, newest);
     }
     for (; have < newest; have++) {
         sg_cleanup(sg_free_p) char *mark = sg_xasprintf("PRAGMA user_version = %d", have + 1);
@@ -154,7 +167,8 @@ static int open_one(const char *path, int flags, sqlite3 **ret, struct sg_error 
     return 0;
 }
 
-static int prepare_all(sqlite3 *db, const char *const *sql, sqlite3_stmt **stmts, size_t n, struct sg_error *err)
+static int prepare_all(sqlite3 *db, const char *const *sql, sqlite3_stmt **stmts, size_t n,
+                       struct sg_error *err)
 {
     for (size_t i = 0; i < n; i++) {
         int rc = sqlite3_prepare_v3(db, sql[i], -1, SQLITE_PREPARE_PERSISTENT, &stmts[i], NULL);
@@ -176,12 +190,15 @@ static int note_wal_pages(void *arg, sqlite3 *db, const char *name, int pages)
 int sg_db_open(struct sg_store *s, struct sg_error *err)
 {
     /* Checkpoints are the housekeeper's, so that a commit never waits for one. */
-    static const char setup[] = "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=0;"
-                                "PRAGMA journal_size_limit=67108864; PRAGMA temp_store=MEMORY; PRAGMA cache_size=-8192;";
+    static const char setup[] =
+        "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA wal_autocheckpoint=0;"
+        "PRAGMA journal_size_limit=67108864; PRAGMA temp_store=MEMORY; PRAGMA cache_size=-8192;";
     const int rw = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
     if (open_one(s->db_path, rw, &s->writer, err) < 0 || sg_db_exec(s->writer, setup, err) < 0 ||
-        sg_db_migrate(s->writer, err) < 0 || open_one(s->db_path, SQLITE_OPEN_READWRITE, &s->keeper, err) < 0 ||
-        sg_db_exec(s->keeper, "PRAGMA wal_autocheckpoint=0; PRAGMA synchronous=FULL; PRAGMA cache_size=-256", err) < 0 ||
+        sg_db_migrate(s->writer, err) < 0 ||
+        open_one(s->db_path, SQLITE_OPEN_READWRITE, &s->keeper, err) < 0 ||
+        sg_db_exec(s->keeper, "PRAGMA wal_autocheckpoint=0; PRAGMA synchronous=FULL; PRAGMA cache_size=-256",
+                   err) < 0 ||
         open_one(s->db_path, SQLITE_OPEN_READONLY, &s->reader, err) < 0) {
         return -1;
     }

@@ -26,8 +26,9 @@ int sg_state_lock(const char *dir, int *ret_fd, struct sg_error *err)
         ssize_t n = pread(fd, who, sizeof who - 1, 0);
         who[n > 0 ? (size_t)n : 0] = '\0';
         who[strcspn(who, "\n")] = '\0';
-        return sg_error_set(err, SG_CONFLICT, "the state directory %s is in use by another sandgate server (process %s)",
-                            dir, who[0] != '\0' ? who : "unknown");
+        return sg_error_set(err, SG_CONFLICT,
+                            "the state directory %s is in use by another sandgate server (process %s)", dir,
+                            who[0] != '\0' ? who : "unknown");
     }
     /* Only the message above reads it, so a failed write is no harm. */
     int n = snprintf(who, sizeof who, "%d\n", (int)getpid());
@@ -45,11 +46,13 @@ static int key_check(const char *path, size_t len, struct sg_error *err)
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot look at the key file %s", path);
     }
     if ((st.st_mode & 077) != 0) {
-        return sg_error_set(err, SG_UNAVAILABLE, "the key file %s can be read by others (mode %03o); chmod 600 it", path,
+        return sg_error_set(err, SG_UNAVAILABLE,
+                            "the key file %s can be read by others (mode %03o); chmod 600 it", path,
                             (unsigned)(st.st_mode & 0777));
     }
     if (len != SG_KEY_LEN) {
-        return sg_error_set(err, SG_UNAVAILABLE, "the key file %s has %zu bytes instead of %d", path, len, SG_KEY_LEN);
+        return sg_error_set(err, SG_UNAVAILABLE, "the key file %s has %zu bytes instead of %d", path, len,
+                            SG_KEY_LEN);
     }
     return 0;
 }
@@ -86,7 +89,8 @@ void sg_boot_id(char out[SG_BOOT_ID_LEN])
     sg_cleanup(sg_free_p) char *text = NULL;
     size_t len = 0;
     memset(out, 0, SG_BOOT_ID_LEN);
-    if (sg_read_file("/proc/sys/kernel/random/boot_id", 128, &text, &len, NULL) == 0 && len >= SG_BOOT_ID_LEN - 1) {
+    if (sg_read_file("/proc/sys/kernel/random/boot_id", 128, &text, &len, NULL) == 0 &&
+        len >= SG_BOOT_ID_LEN - 1) {
         memcpy(out, text, SG_BOOT_ID_LEN - 1);
     } else {
         /* Without it every start counts as another boot. */

@@ -1,7 +1,8 @@
 /* The inside of the store, shared by store*.c only.
  *
- * Threads: `writer` belongs to the store thread, `keeper` to the housekeeping thread (checkpoints, and asking for pruning),
- * `reader` to whoever holds read_lock. Locks, in this order: read_lock, lock, head_lock; none is held while a callback runs.
+ * Threads: `writer` belongs to the store thread, `keeper` to the housekeeping thread (checkpoints, and asking
+ * for pruning), `reader` to whoever holds read_lock. Locks, in this order: read_lock, lock, head_lock; none
+ * is held while a callback runs.
  */
 #ifndef SG_STORE_PRIV_H
 #define SG_STORE_PRIV_H
@@ -25,7 +26,14 @@
 #define SG_HEAD_LEN 512U /* the head file has always this size: one write replaces it */
 #define SG_BOOT_ID_LEN 37
 
-enum sg_row_kind { SG_ROW_LEASE, SG_ROW_LEASE_STATE, SG_ROW_RECEIPT, SG_ROW_AUDIT, SG_ROW_ANSWER, SG_ROW_NO_ANSWER };
+enum sg_row_kind {
+    SG_ROW_LEASE,
+    SG_ROW_LEASE_STATE,
+    SG_ROW_RECEIPT,
+    SG_ROW_AUDIT,
+    SG_ROW_ANSWER,
+    SG_ROW_NO_ANSWER
+};
 
 #define SG_ROW_TEXTS 11
 #define SG_ROW_INTS 5
@@ -44,8 +52,8 @@ struct sg_store_op {
     bool no_memory, too_large;
     unsigned how;
     struct sg_store_done done;
-    bool failed;          /* store thread: this op alone could not be written */
-    struct sg_error err;  /* store thread */
+    bool failed;         /* store thread: this op alone could not be written */
+    struct sg_error err; /* store thread */
 };
 
 enum sg_stmt {
@@ -93,15 +101,16 @@ struct sg_store {
     int64_t prune_every_ms;
 
     pthread_mutex_t lock;
-    pthread_cond_t work;    /* for the store thread */
-    pthread_cond_t chores;  /* for the housekeeper */
+    pthread_cond_t work;   /* for the store thread */
+    pthread_cond_t chores; /* for the housekeeper */
     struct sg_store_op *queue, **queue_tail;
     size_t queued;
     bool stopping, stop_keeper, prune_wanted;
     bool read_only;
     char read_only_why[160];
     bool checkpoint_wanted; /* of the housekeeper */
-    bool finish_wanted;     /* the housekeeper has copied the bulk: the store thread copies the rest and the log starts over */
+    bool finish_wanted; /* the housekeeper has copied the bulk: the store thread copies the rest and the log
+                           starts over */
     int64_t lazy_since_ms; /* the oldest commit not yet known to be on the disk, 0: none */
     uint64_t n_ops, n_commits, n_syncs, n_failures;
     size_t n_kept;
@@ -151,26 +160,43 @@ int sg_store_probe(struct sg_store *s, struct sg_error *err);
 void sg_store_wait(struct sg_store *s, pthread_cond_t *cond, int64_t ms);
 /* Copies the log into the database as far as nobody is in the way. True: all of it. */
 bool sg_store_checkpoint(struct sg_store *s, sqlite3 *db);
-/* One commit of these ops; each op's outcome is in op->failed/err. -1: the database as a whole refused (err). */
+/* One commit of these ops; each op's outcome is in op->failed/err. -1: the database as a whole refused (err).
+ */
 int sg_store_commit(struct sg_store *s, struct sg_store_op *ops, bool durable, struct sg_error *err);
 
 /* ---- store_audit.c ---- */
 
-/* Reads the end of the log, compares it with the head file (made when both are empty) and records damage in the log. */
+/* Reads the end of the log, compares it with the head file (made when both are empty) and records damage in
+ * the log. */
 int sg_store_audit_open(struct sg_store *s, struct sg_error *err);
-/* Writes the head file: the chain ends at `latest`; everything up to on_disk is on the disk when on_disk is not NULL. */
-void sg_store_head_set(struct sg_store *s, const struct sg_audit_head *latest, const struct sg_audit_head *on_disk);
+/* Writes the head file: the chain ends at `latest`; everything up to on_disk is on the disk when on_disk is
+ * not NULL. */
+void sg_store_head_set(struct sg_store *s, const struct sg_audit_head *latest,
+                       const struct sg_audit_head *on_disk);
 /* Appends one record in the running transaction and moves *head on. */
-int sg_store_audit_append(struct sg_store *s, struct sg_audit_head *head, struct sg_audit_record *r, struct sg_error *err);
+int sg_store_audit_append(struct sg_store *s, struct sg_audit_head *head, struct sg_audit_record *r,
+                          struct sg_error *err);
 
 /* ---- store_keys.c ---- */
 
 /* flock on DIR/lock. */
-int sg_key_load(const char *dir, const char *file, const char *name, bool make, struct sg_secret **ret, struct sg_error *err);
+int sg_key_load(const char *dir, const char *file, const char *name, bool make, struct sg_secret **ret,
+                struct sg_error *err);
 void sg_boot_id(char out[SG_BOOT_ID_LEN]);
 
 /* Row texts by kind. */
-enum { SG_L_ID, SG_L_TENANT, SG_L_TRAJECTORY, SG_L_KEY, SG_L_PROVIDER, SG_L_SANDBOX, SG_L_REASON, SG_L_METADATA, SG_L_TERMS, SG_L_RECEIPT };
+enum {
+    SG_L_ID,
+    SG_L_TENANT,
+    SG_L_TRAJECTORY,
+    SG_L_KEY,
+    SG_L_PROVIDER,
+    SG_L_SANDBOX,
+    SG_L_REASON,
+    SG_L_METADATA,
+    SG_L_TERMS,
+    SG_L_RECEIPT
+};
 enum { SG_L_STATE, SG_L_CAPS, SG_L_CREATED, SG_L_EXPIRES, SG_L_ENDED };
 enum { SG_R_ID, SG_R_TENANT, SG_R_BODY, SG_R_PAYLOAD };
 enum { SG_A_KIND, SG_A_TENANT, SG_A_LEASE, SG_A_PAYLOAD };

@@ -4,7 +4,9 @@
 #include "lease/store_priv.h"
 #include "model/lease_json.h"
 
-#define SCAN_MAX 50000 /* rows looked at for one page: a filter that matches little gives a short page, not a long wait */
+#define SCAN_MAX                                                                                             \
+    50000 /* rows looked at for one page: a filter that matches little gives a short page, not a long wait   \
+           */
 
 static int64_t cut_us(const struct sg_store *s)
 {
@@ -53,7 +55,8 @@ static int read_failed(struct sg_store *s, int rc, struct sg_error *err)
     return sg_db_error(err, s->reader, rc, "read");
 }
 
-int sg_store_lease(struct sg_store *s, const char *tenant, const char *id, struct sg_lease *ret, struct sg_error *err)
+int sg_store_lease(struct sg_store *s, const char *tenant, const char *id, struct sg_lease *ret,
+                   struct sg_error *err)
 {
     pthread_mutex_lock(&s->read_lock);
     sqlite3_stmt *st = s->reads[SG_READ_LEASE];
@@ -83,7 +86,8 @@ void sg_stored_answer_finish(struct sg_stored_answer *a)
     memset(a, 0, sizeof *a);
 }
 
-int sg_store_answer(struct sg_store *s, const char *tenant, const char *key, struct sg_stored_answer *ret, struct sg_error *err)
+int sg_store_answer(struct sg_store *s, const char *tenant, const char *key, struct sg_stored_answer *ret,
+                    struct sg_error *err)
 {
     pthread_mutex_lock(&s->read_lock);
     sqlite3_stmt *st = s->reads[SG_READ_ANSWER];
@@ -99,7 +103,9 @@ int sg_store_answer(struct sg_store *s, const char *tenant, const char *key, str
         ret->status = sqlite3_column_int(st, 2);
         const char *body = (const char *)sqlite3_column_text(st, 3);
         ret->body = body != NULL ? strdup(body) : NULL;
-        result = body != NULL && ret->body == NULL ? sg_error_set(err, SG_NO_MEMORY, "no memory for a stored answer") : 1;
+        result = body != NULL && ret->body == NULL
+                     ? sg_error_set(err, SG_NO_MEMORY, "no memory for a stored answer")
+                     : 1;
     } else if (rc != SQLITE_DONE) {
         result = read_failed(s, rc, err);
     }
@@ -152,8 +158,8 @@ static bool row_matches(sqlite3_stmt *st, const struct sg_lease_query *q, int64_
 }
 
 /* Rows into the page until it is full or enough was looked at. */
-static int fill(struct sg_store *s, sqlite3_stmt *st, const struct sg_lease_query *q, struct sg_lease_page *ret,
-                struct sg_error *err)
+static int fill(struct sg_store *s, sqlite3_stmt *st, const struct sg_lease_query *q,
+                struct sg_lease_page *ret, struct sg_error *err)
 {
     const int64_t cut = cut_us(s);
     int rc;
@@ -174,7 +180,8 @@ static int fill(struct sg_store *s, sqlite3_stmt *st, const struct sg_lease_quer
     return rc == SQLITE_DONE ? 0 : read_failed(s, rc, err);
 }
 
-int sg_store_leases(struct sg_store *s, const struct sg_lease_query *q, struct sg_lease_page *ret, struct sg_error *err)
+int sg_store_leases(struct sg_store *s, const struct sg_lease_query *q, struct sg_lease_page *ret,
+                    struct sg_error *err)
 {
     memset(ret, 0, sizeof *ret);
     if (q->limit < 1 || q->limit > 1000) {
@@ -237,9 +244,10 @@ static json_t *audit_json(sqlite3_stmt *st)
     if (payload == NULL || sg_json_parse(payload, strlen(payload), &detail, NULL) < 0) {
         detail = json_object();
     }
-    return json_pack("{s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:s}", "seq", (json_int_t)sqlite3_column_int64(st, 0), "at", at,
-                     "event", text_or_null(st, 2), "tenant", text_or_null(st, 3), "lease_id", text_or_null(st, 4),
-                     "receipt_id", text_or_null(st, 5), "detail", detail, "mac", mac);
+    return json_pack("{s:I, s:s, s:o, s:o, s:o, s:o, s:o, s:s}", "seq",
+                     (json_int_t)sqlite3_column_int64(st, 0), "at", at, "event", text_or_null(st, 2),
+                     "tenant", text_or_null(st, 3), "lease_id", text_or_null(st, 4), "receipt_id",
+                     text_or_null(st, 5), "detail", detail, "mac", mac);
 }
 
 int sg_store_audit(struct sg_store *s, const char *tenant, int64_t after, size_t limit, struct json_t **ret,

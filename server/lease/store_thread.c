@@ -62,7 +62,8 @@ static void set_read_only(struct sg_store *s, const struct sg_error *why)
     bool news = s->read_only != (why != NULL);
     s->read_only = why != NULL;
     if (why != NULL) {
-        (void)snprintf(s->read_only_why, sizeof s->read_only_why, "%.*s", (int)sizeof s->read_only_why - 1, why->message);
+        (void)snprintf(s->read_only_why, sizeof s->read_only_why, "%.*s", (int)sizeof s->read_only_why - 1,
+                       why->message);
         s->n_failures++;
     }
     pthread_mutex_unlock(&s->lock);
@@ -238,8 +239,8 @@ void *sg_store_thread(void *arg)
     return NULL;
 }
 
-/* Puts lazy commits on the disk and keeps the log short, beside the store thread. Called with s->lock, which is let go
- * meanwhile. */
+/* Puts lazy commits on the disk and keeps the log short, beside the store thread. Called with s->lock, which
+ * is let go meanwhile. */
 static void copy_log(struct sg_store *s)
 {
     s->checkpoint_wanted = false;

@@ -89,8 +89,10 @@ static int write_receipt(struct sg_store *s, const struct sg_row *r, struct sg_a
     if (rc != SQLITE_OK) {
         return rc;
     }
-    struct sg_audit_record rec = {.kind = "receipt.sealed", .tenant = r->text[SG_R_TENANT],
-                                  .receipt_id = r->text[SG_R_ID], .payload = r->text[SG_R_PAYLOAD]};
+    struct sg_audit_record rec = {.kind = "receipt.sealed",
+                                  .tenant = r->text[SG_R_TENANT],
+                                  .receipt_id = r->text[SG_R_ID],
+                                  .payload = r->text[SG_R_PAYLOAD]};
     return sg_store_audit_append(s, head, &rec, NULL);
 }
 
@@ -132,8 +134,10 @@ static int write_row(struct sg_store *s, const struct sg_row *r, struct sg_audit
     case SG_ROW_AUDIT:
         break;
     }
-    struct sg_audit_record rec = {.kind = r->text[SG_A_KIND], .tenant = r->text[SG_A_TENANT],
-                                  .lease_id = r->text[SG_A_LEASE], .payload = r->text[SG_A_PAYLOAD]};
+    struct sg_audit_record rec = {.kind = r->text[SG_A_KIND],
+                                  .tenant = r->text[SG_A_TENANT],
+                                  .lease_id = r->text[SG_A_LEASE],
+                                  .payload = r->text[SG_A_PAYLOAD]};
     return sg_store_audit_append(s, head, &rec, NULL);
 }
 
@@ -174,7 +178,8 @@ static int set_sync(struct sg_store *s, bool full)
     if (s->full_sync == full) {
         return SQLITE_OK;
     }
-    int rc = sqlite3_exec(s->writer, full ? "PRAGMA synchronous=FULL" : "PRAGMA synchronous=NORMAL", NULL, NULL, NULL);
+    int rc = sqlite3_exec(s->writer, full ? "PRAGMA synchronous=FULL" : "PRAGMA synchronous=NORMAL", NULL,
+                          NULL, NULL);
     s->full_sync = rc == SQLITE_OK ? full : s->full_sync;
     return rc;
 }

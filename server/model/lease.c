@@ -5,19 +5,22 @@
 #include "base/json.h"
 
 static const char *const state_names[SG_LEASE_STATE_COUNT] = {
-    [SG_LEASE_CREATING] = "creating",     [SG_LEASE_READY] = "ready",   [SG_LEASE_RELEASING] = "releasing",
-    [SG_LEASE_TERMINATED] = "terminated", [SG_LEASE_FAILED] = "failed", [SG_LEASE_EXPIRED] = "expired",
+    [SG_LEASE_CREATING] = "creating",   [SG_LEASE_READY] = "ready",
+    [SG_LEASE_RELEASING] = "releasing", [SG_LEASE_TERMINATED] = "terminated",
+    [SG_LEASE_FAILED] = "failed",       [SG_LEASE_EXPIRED] = "expired",
     [SG_LEASE_LOST] = "lost",
 };
 
 #define BIT(s) (1U << (s))
 
-/* A lease that is ended while it is still being created goes through releasing; one whose sandbox dies is lost at
- * once; what a former server left behind is lost from wherever it stood. */
+/* A lease that is ended while it is still being created goes through releasing; one whose sandbox dies is
+ * lost at once; what a former server left behind is lost from wherever it stood. */
 static const unsigned next_states[SG_LEASE_STATE_COUNT] = {
-    [SG_LEASE_CREATING] = BIT(SG_LEASE_READY) | BIT(SG_LEASE_RELEASING) | BIT(SG_LEASE_FAILED) | BIT(SG_LEASE_LOST),
+    [SG_LEASE_CREATING] =
+        BIT(SG_LEASE_READY) | BIT(SG_LEASE_RELEASING) | BIT(SG_LEASE_FAILED) | BIT(SG_LEASE_LOST),
     [SG_LEASE_READY] = BIT(SG_LEASE_RELEASING) | BIT(SG_LEASE_LOST),
-    [SG_LEASE_RELEASING] = BIT(SG_LEASE_TERMINATED) | BIT(SG_LEASE_FAILED) | BIT(SG_LEASE_EXPIRED) | BIT(SG_LEASE_LOST),
+    [SG_LEASE_RELEASING] =
+        BIT(SG_LEASE_TERMINATED) | BIT(SG_LEASE_FAILED) | BIT(SG_LEASE_EXPIRED) | BIT(SG_LEASE_LOST),
 };
 
 const char *sg_lease_state_name(enum sg_lease_state s)

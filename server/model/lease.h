@@ -1,5 +1,6 @@
-/* A lease: one caller's hold on one sandbox. Plain values, no I/O. What was asked for (the terms) never changes and
- * is shared by reference count; where the lease stands now is a small struct that is copied freely. */
+/* A lease: one caller's hold on one sandbox. Plain values, no I/O. What was asked for (the terms) never
+ * changes and is shared by reference count; where the lease stands now is a small struct that is copied
+ * freely. */
 #ifndef SG_MODEL_LEASE_H
 #define SG_MODEL_LEASE_H
 
@@ -28,11 +29,11 @@ bool sg_lease_state_may_become(enum sg_lease_state from, enum sg_lease_state to)
 struct sg_lease_terms {
     _Atomic int refs;
     char *tenant;
-    char *trajectory_id;   /* or NULL */
-    char *idempotency_key; /* or NULL */
+    char *trajectory_id;              /* or NULL */
+    char *idempotency_key;            /* or NULL */
     char request_hash[SG_SHA256_HEX]; /* of the request that made it: equal means the same request */
-    char *local_pool; /* or NULL */
-    char *image;      /* or NULL */
+    char *local_pool;                 /* or NULL */
+    char *image;                      /* or NULL */
     enum sg_mode mode;
     struct sg_env env; /* merged: manifest, pool, lease */
     struct sg_service_port *services;
@@ -53,11 +54,11 @@ struct sg_lease {
     char provider[64];   /* "" until chosen */
     char sandbox_id[64]; /* "" until there is one */
     unsigned caps;
-    struct json_t *metadata; /* object or NULL; never changed once set */
+    struct json_t *metadata;        /* object or NULL; never changed once set */
     char receipt_id[SG_SHA256_HEX]; /* "" until sealed */
-    int64_t created_us; /* wall clock */
-    int64_t expires_us; /* 0 while creating */
-    int64_t ended_us;   /* 0 while not ended */
+    int64_t created_us;             /* wall clock */
+    int64_t expires_us;             /* 0 while creating */
+    int64_t ended_us;               /* 0 while not ended */
 };
 
 /* dst (not initialised before) shares terms and metadata with src. */

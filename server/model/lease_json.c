@@ -61,7 +61,8 @@ static json_t *env_json(const struct sg_env *e)
         /* Values may be any bytes but NUL. */
         json_t *text = json_string(e->vars[i].value);
         if (text == NULL) {
-            sg_cleanup(sg_free_p) char *b64 = sg_base64_encode(e->vars[i].value, strlen(e->vars[i].value), NULL);
+            sg_cleanup(sg_free_p) char *b64 =
+                sg_base64_encode(e->vars[i].value, strlen(e->vars[i].value), NULL);
             text = json_pack("{s:s}", "base64", b64);
         }
         json_object_set_new(v, e->vars[i].name, text);

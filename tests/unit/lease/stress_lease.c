@@ -1,5 +1,5 @@
-/* Everything of the registry and the store at once, from many threads, without Criterion: that one cannot run under
- * ThreadSanitizer. Ends with a non-zero status at the first thing that is not as promised. */
+/* Everything of the registry and the store at once, from many threads, without Criterion: that one cannot run
+ * under ThreadSanitizer. Ends with a non-zero status at the first thing that is not as promised. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -18,12 +18,12 @@
 #define ROUNDS 150
 #define QUOTA 20
 
-#define CHECK(x)                                                    \
-    do {                                                            \
-        if (!(x)) {                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x); \
-            abort();                                                \
-        }                                                           \
+#define CHECK(x)                                                                                             \
+    do {                                                                                                     \
+        if (!(x)) {                                                                                          \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x);                                          \
+            abort();                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 static struct sg_registry *reg;
@@ -104,7 +104,8 @@ static void create(struct sg_entry *e)
     atomic_store(&sb->refs, 1);
     atomic_fetch_add(&sandboxes, 1);
     sem_init(&p.sem, 0, 0);
-    struct sg_grant g = {.sandbox = sb, .provider = "local_bwrap", .sandbox_id = "s", .answer = answer, .answer_status = 201};
+    struct sg_grant g = {
+        .sandbox = sb, .provider = "local_bwrap", .sandbox_id = "s", .answer = answer, .answer_status = 201};
     if (sg_registry_ready(reg, e, &g, NULL, &d, &err) == 0) {
         pause_for(&p);
     } else {
@@ -176,7 +177,8 @@ static void *run(void *arg)
         t->idempotency_key = rand_r(&seed) % 3 == 0 ? sg_xasprintf("k%d", rand_r(&seed) % 400) : NULL;
         t->timeout_ms = 20 + rand_r(&seed) % 200;
         t->idle_timeout_ms = rand_r(&seed) % 2 == 0 ? 30 : 0;
-        int rc = sg_registry_reserve(reg, &(struct sg_reserve){.terms = t, .max_leases = QUOTA}, &how, &e, &a, &err);
+        int rc = sg_registry_reserve(reg, &(struct sg_reserve){.terms = t, .max_leases = QUOTA}, &how, &e, &a,
+                                     &err);
         sg_lease_terms_unref(t);
         if (rc < 0) {
             CHECK(err.code == SG_QUOTA_EXCEEDED);
@@ -214,8 +216,12 @@ int main(void)
     struct sg_store_config sc = {.state_dir = dir, .retention_ms = 2000};
     CHECK(sg_store_open(&sc, &store, &err) == 0);
     CHECK(sg_reactor_new(&reactor, &err) == 0);
-    struct sg_registry_config cfg = {.reactor = reactor, .store = store, .sandbox_ref = box_ref, .sandbox_unref = box_unref,
-                                     .on_end = on_end, .recent_max = 50};
+    struct sg_registry_config cfg = {.reactor = reactor,
+                                     .store = store,
+                                     .sandbox_ref = box_ref,
+                                     .sandbox_unref = box_unref,
+                                     .on_end = on_end,
+                                     .recent_max = 50};
     reg = sg_registry_new(&cfg);
     for (uintptr_t i = 0; i < THREADS; i++) {
         CHECK(pthread_create(&threads[i], NULL, run, (void *)(i + 1)) == 0);
@@ -234,6 +240,7 @@ int main(void)
     CHECK(sg_audit_verify(dir, NULL, &rep, &err) == 0);
     CHECK(rep.ok);
     CHECK(sg_remove_tree(AT_FDCWD, dir, &err) == 0);
-    printf("%d leases made and ended, %d refused, %lld audit records\n", made, refused, (long long)rep.records);
+    printf("%d leases made and ended, %d refused, %lld audit records\n", made, refused,
+           (long long)rep.records);
     return 0;
 }

@@ -130,11 +130,14 @@ Test(audit, every_kind_of_change_is_found_and_located)
         {"DELETE FROM audit WHERE seq=12", "tail_cut", 12},
         {"DELETE FROM audit WHERE seq>=3", "tail_cut", 3},
         {"DELETE FROM audit", "tail_cut", 1},
-        {"UPDATE audit SET seq=-1 WHERE seq=4; UPDATE audit SET seq=4 WHERE seq=5; UPDATE audit SET seq=5 WHERE seq=-1",
+        {"UPDATE audit SET seq=-1 WHERE seq=4; UPDATE audit SET seq=4 WHERE seq=5; UPDATE audit SET seq=5 "
+         "WHERE seq=-1",
          "record_changed", 4},
-        {"INSERT INTO audit SELECT 13, time_us, kind, tenant, lease_id, receipt_id, payload, mac FROM audit WHERE seq=12",
+        {"INSERT INTO audit SELECT 13, time_us, kind, tenant, lease_id, receipt_id, payload, mac FROM audit "
+         "WHERE seq=12",
          "record_changed", 13},
-        {"UPDATE receipts SET body='{}' WHERE id=(SELECT receipt_id FROM audit WHERE seq=4)", "receipt_changed", 4},
+        {"UPDATE receipts SET body='{}' WHERE id=(SELECT receipt_id FROM audit WHERE seq=4)",
+         "receipt_changed", 4},
         {"DELETE FROM receipts WHERE id=(SELECT receipt_id FROM audit WHERE seq=6)", "receipt_missing", 6},
         {"DROP TABLE audit", "database_malformed", 1},
     };
@@ -151,9 +154,11 @@ Test(audit, every_kind_of_change_is_found_and_located)
 /* Everything the log says, as one text; NULL when the database cannot even be read. */
 static char *content(void)
 {
-    static const char query[] =
-        "SELECT group_concat(quote(seq)||quote(time_us)||quote(kind)||quote(tenant)||quote(lease_id)||quote(receipt_id)||"
-        "quote(payload)||quote(mac)) FROM audit UNION ALL SELECT group_concat(quote(id)||quote(body)) FROM receipts";
+    static const char query[] = "SELECT "
+                                "group_concat(quote(seq)||quote(time_us)||quote(kind)||quote(tenant)||quote("
+                                "lease_id)||quote(receipt_id)||"
+                                "quote(payload)||quote(mac)) FROM audit UNION ALL SELECT "
+                                "group_concat(quote(id)||quote(body)) FROM receipts";
     sg_cleanup(sg_free_p) char *uri = sg_xasprintf("file:%s/sandgate.db?immutable=1", dir);
     sqlite3 *db = NULL;
     sqlite3_stmt *st = NULL;
@@ -330,7 +335,8 @@ Test(audit, what_a_power_loss_takes_is_no_damage_but_more_is)
     json_t *list = NULL;
     int64_t next = 0;
     cr_assert_eq(sg_store_audit(s, NULL, 14, 1, &list, &next, &err), 0);
-    cr_expect_str_eq(json_string_value(json_object_get(json_array_get(list, 0), "event")), "audit.power_loss");
+    cr_expect_str_eq(json_string_value(json_object_get(json_array_get(list, 0), "event")),
+                     "audit.power_loss");
     json_decref(list);
     sg_store_free(s);
     forget(&db);

@@ -140,8 +140,8 @@ Test(life, extension_against_expiry_is_decided_one_way)
     for (int t = 0; t < 4; t++) {
         for (int i = 0; i < 125; i++) {
             enum sg_lease_state s = state_of(c[t][i].e);
-            cr_expect_eq(s, c[t][i].renewed ? SG_LEASE_READY : SG_LEASE_EXPIRED, "round %d/%d: renewed %d, state %d", t, i,
-                         c[t][i].renewed, s);
+            cr_expect_eq(s, c[t][i].renewed ? SG_LEASE_READY : SG_LEASE_EXPIRED,
+                         "round %d/%d: renewed %d, state %d", t, i, c[t][i].renewed, s);
             renewed += c[t][i].renewed;
             end_lease(&w, c[t][i].e);
             sg_entry_unref(c[t][i].e);

@@ -27,7 +27,8 @@ static size_t walk(struct sg_lease_query q, char (*ids)[SG_ID_MAX], size_t max, 
         cr_assert_eq(sg_registry_list(w.reg, &q, &p, &err), 0, "%s", err.message);
         cr_expect_leq(p.n, q.limit);
         for (size_t i = 0; i < p.n && n < max; i++) {
-            cr_expect(n == 0 || strcmp(ids[n - 1], p.items[i].id) > 0, "%s after %s", p.items[i].id, ids[n - 1]);
+            cr_expect(n == 0 || strcmp(ids[n - 1], p.items[i].id) > 0, "%s after %s", p.items[i].id,
+                      ids[n - 1]);
             memcpy(ids[n++], p.items[i].id, SG_ID_MAX);
         }
         memcpy(after, p.next, sizeof after);
@@ -79,8 +80,10 @@ Test(list, nothing_repeats_or_is_skipped_under_churn)
     size_t mine = walk((struct sg_lease_query){.limit = 9, .tenant = "acme"}, ids, SG_COUNT_OF(ids), NULL);
     size_t theirs = walk((struct sg_lease_query){.limit = 9, .tenant = "beta"}, ids, SG_COUNT_OF(ids), NULL);
     cr_expect_eq(mine + theirs, n_pool);
-    size_t ready = walk((struct sg_lease_query){.limit = 9, .states = 1U << SG_LEASE_READY}, ids, SG_COUNT_OF(ids), NULL);
-    size_t over = walk((struct sg_lease_query){.limit = 9, .states = 1U << SG_LEASE_TERMINATED}, ids, SG_COUNT_OF(ids), NULL);
+    size_t ready = walk((struct sg_lease_query){.limit = 9, .states = 1U << SG_LEASE_READY}, ids,
+                        SG_COUNT_OF(ids), NULL);
+    size_t over = walk((struct sg_lease_query){.limit = 9, .states = 1U << SG_LEASE_TERMINATED}, ids,
+                       SG_COUNT_OF(ids), NULL);
     cr_expect_eq(ready + over, n_pool);
     cr_expect_gt(ready, 0);
     struct sg_registry_stats st;
@@ -97,7 +100,8 @@ Test(list, filters_and_limits)
     struct sg_entry *a = lease(&w, &(struct ask){.trajectory = "t"});
     struct sg_entry *b = lease(&w, &(struct ask){.tenant = "beta", .trajectory = "t"});
     cr_expect_eq(walk((struct sg_lease_query){.limit = 5, .trajectory_id = "t"}, ids, 9, NULL), 2);
-    cr_expect_eq(walk((struct sg_lease_query){.limit = 5, .trajectory_id = "t", .tenant = "beta"}, ids, 9, NULL), 1);
+    cr_expect_eq(
+        walk((struct sg_lease_query){.limit = 5, .trajectory_id = "t", .tenant = "beta"}, ids, 9, NULL), 1);
     cr_expect_str_eq(ids[0], sg_entry_id(b));
     cr_expect_eq(walk((struct sg_lease_query){.limit = 5, .provider = "local_bwrap"}, ids, 9, NULL), 2);
     cr_expect_eq(walk((struct sg_lease_query){.limit = 5, .provider = "e2b"}, ids, 9, NULL), 0);

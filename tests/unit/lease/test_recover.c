@@ -71,8 +71,8 @@ static void kill_one_server(int ms)
     for (size_t i = 0; i < n; i++) {
         struct sg_entry *e = NULL;
         answers[i][strcspn(answers[i], "\n")] = '\0';
-        cr_assert_eq(sg_registry_get(w.reg, "acme", answers[i] + 1, &e, &err), 1, "answer %zu of %zu, %s: %s", i, n, answers[i],
-                     err.message);
+        cr_assert_eq(sg_registry_get(w.reg, "acme", answers[i] + 1, &e, &err), 1, "answer %zu of %zu, %s: %s",
+                     i, n, answers[i], err.message);
         struct sg_lease l;
         sg_entry_lease(e, &l);
         cr_expect_eq(l.state, answers[i][0] == 'E' ? SG_LEASE_TERMINATED : SG_LEASE_LOST);
@@ -113,7 +113,8 @@ static void adopt(void *arg, struct sg_entry *e)
     a->entries[a->n++] = sg_entry_ref(e);
 }
 
-static void put_row(const char *provider, enum sg_lease_state state, const char *trajectory, char id[SG_ID_MAX])
+static void put_row(const char *provider, enum sg_lease_state state, const char *trajectory,
+                    char id[SG_ID_MAX])
 {
     struct sg_lease l = make_lease("acme", state);
     snprintf(l.provider, sizeof l.provider, "%s", provider);
@@ -125,7 +126,8 @@ static void put_row(const char *provider, enum sg_lease_state state, const char 
 
 Test(recover, leases_that_outlive_the_server_are_handed_over)
 {
-    char local[SG_ID_MAX], ready[SG_ID_MAX], releasing[SG_ID_MAX], intent[SG_ID_MAX], local_releasing[SG_ID_MAX];
+    char local[SG_ID_MAX], ready[SG_ID_MAX], releasing[SG_ID_MAX], intent[SG_ID_MAX],
+        local_releasing[SG_ID_MAX];
     put_row("local_bwrap", SG_LEASE_READY, "x", local);
     put_row("cloud", SG_LEASE_READY, "t", ready);
     put_row("cloud", SG_LEASE_RELEASING, NULL, releasing);
@@ -157,7 +159,8 @@ Test(recover, leases_that_outlive_the_server_are_handed_over)
     }
     enum sg_reserved how_reserved;
     struct sg_entry *e = NULL;
-    cr_expect_eq(reserve(&w, &(struct ask){.trajectory = "t", .hash = "other"}, &how_reserved, &e, NULL, &err), -1);
+    cr_expect_eq(
+        reserve(&w, &(struct ask){.trajectory = "t", .hash = "other"}, &how_reserved, &e, NULL, &err), -1);
     cr_expect_eq(err.code, SG_TRAJECTORY_CONFLICT);
     cr_assert_eq(sg_registry_get(w.reg, NULL, local, &e, &err), 1);
     cr_expect_eq(state_of(e), SG_LEASE_LOST);

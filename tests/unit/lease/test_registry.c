@@ -98,7 +98,8 @@ Test(registry, an_idempotency_key_replays_its_answer_beyond_the_end)
         if (round == 0) {
             end_lease(&w, e);
             sg_entry_unref(e);
-        } else if (round == 1) { /* and from the store, after others pushed it out of memory and the server was started again */
+        } else if (round == 1) { /* and from the store, after others pushed it out of memory and the server
+                                    was started again */
             world_close(&w);
             world_open(&w);
         }
@@ -232,7 +233,8 @@ Test(registry, a_lease_deleted_during_its_commit)
         struct outcome o;
         outcome_init(&o);
         struct sg_store_done done = {.fn = outcome_set, .arg = &o};
-        struct sg_grant g = {.sandbox = sb, .provider = "p", .sandbox_id = "s", .answer = test_answer, .answer_status = 201};
+        struct sg_grant g = {
+            .sandbox = sb, .provider = "p", .sandbox_id = "s", .answer = test_answer, .answer_status = 201};
         cr_assert_eq(sg_registry_ready(w.reg, e, &g, NULL, &done, &err), 0);
         test_sandbox_unref(sb);
         usleep((useconds_t)(i * 5));

@@ -1,4 +1,5 @@
-/* A disk that is full: typed refusals, reads go on, nothing that happened is forgotten, and it ends by itself. */
+/* A disk that is full: typed refusals, reads go on, nothing that happened is forgotten, and it ends by
+ * itself. */
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
@@ -138,7 +139,8 @@ static void remove_filler(const char *dir)
 static bool own_tmpfs(const char *dir, const char *options)
 {
     return (unshare(CLONE_NEWNS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0) &&
-           mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 && mount("tmpfs", dir, "tmpfs", 0, options) == 0;
+           mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("tmpfs", dir, "tmpfs", 0, options) == 0;
 }
 
 Test(store_faults, a_full_file_system)

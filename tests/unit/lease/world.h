@@ -1,4 +1,5 @@
-/* A registry over a real store and a real reactor, and an owner of leases that ends them as the service would. */
+/* A registry over a real store and a real reactor, and an owner of leases that ends them as the service
+ * would. */
 #ifndef SG_TEST_LEASE_WORLD_H
 #define SG_TEST_LEASE_WORLD_H
 
@@ -61,8 +62,13 @@ static inline void world_open(struct world *w)
     struct sg_error err = {0};
     w->store = open_store(w->dir);
     cr_assert_eq(sg_reactor_new(&w->reactor, &err), 0, "%s", err.message);
-    struct sg_registry_config cfg = {.reactor = w->reactor, .store = w->store, .sandbox_ref = test_sandbox_ref,
-                                     .sandbox_unref = test_sandbox_unref, .on_end = test_on_end, .arg = w, .recent_max = 64};
+    struct sg_registry_config cfg = {.reactor = w->reactor,
+                                     .store = w->store,
+                                     .sandbox_ref = test_sandbox_ref,
+                                     .sandbox_unref = test_sandbox_unref,
+                                     .on_end = test_on_end,
+                                     .arg = w,
+                                     .recent_max = 64};
     w->reg = sg_registry_new(&cfg);
 }
 
@@ -126,8 +132,12 @@ static inline int make_ready(struct world *w, struct sg_entry *e, struct sg_erro
     struct outcome o;
     outcome_init(&o);
     struct sg_store_done done = {.fn = outcome_set, .arg = &o};
-    struct sg_grant g = {.sandbox = sb, .provider = "local_bwrap", .sandbox_id = "default-0", .caps = SG_CAP_EXEC,
-                         .answer = test_answer, .answer_status = 201};
+    struct sg_grant g = {.sandbox = sb,
+                         .provider = "local_bwrap",
+                         .sandbox_id = "default-0",
+                         .caps = SG_CAP_EXEC,
+                         .answer = test_answer,
+                         .answer_status = 201};
     int rc = sg_registry_ready(w->reg, e, &g, NULL, &done, err);
     test_sandbox_unref(sb);
     if (rc < 0) {
