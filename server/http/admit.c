@@ -114,6 +114,8 @@ static int find_token(struct sg_request *r, const char **ret, struct sg_error *e
     *ret = key;
     if (!bearer)
         return 0;
+    if (key && r->match.route && r->match.route->auth == SG_AUTH_NONE)
+        return 0; /* a relayed request: Authorization is the application's */
     if (key)
         return sg_error_field(err, SG_INVALID_REQUEST, "Authorization", "both Authorization and X-API-Key");
     if (strncasecmp(bearer, "Bearer ", 7) != 0)

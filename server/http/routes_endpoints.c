@@ -89,6 +89,8 @@ static void proxy_to_lease(struct sg_request *r, struct sg_api *api, struct sg_e
     struct relay *p = sg_xcalloc(1, sizeof *p);
     *p = (struct relay){.refs = 1, .e = sg_entry_ref(e), .sb = sb};
     struct sg_proxy_args args = {.upstreams = api->upstreams,
+                                 .auth = api->auth,
+                                 .public_url = api->public_url,
                                  .target = {.lease_id = sg_entry_id(e),
                                             .port = port,
                                             .lease_end = sg_entry_cancel(e),

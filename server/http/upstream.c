@@ -426,6 +426,7 @@ void sg_up_fail(struct sg_up_exchange *x, const struct sg_error *err)
     sg_up_end(x, false);
     if (!answered)
         x->sink.failed(x->sink.arg, err);
+    x->sink.ended(x->sink.arg);
 }
 
 static void dial(struct sg_up_exchange *x);

@@ -62,13 +62,15 @@ struct sg_upstream_answer {
     int64_t length;
 };
 
-/* Exactly one of the two is called, exactly once, on any thread, without locks held; it may be before
- * sg_upstream_start() returns. */
+/* answered or failed is called, exactly once, then ended, exactly once, on any thread, without locks held; it may be
+ * before sg_upstream_start() returns. */
 struct sg_upstream_sink {
     void (*answered)(void *arg, const struct sg_upstream_answer *a);
     /* SG_ENDPOINT_NOT_LISTENING, SG_ENDPOINT_FAILED, SG_ENDPOINT_TIMEOUT, SG_LEASE_GONE, SG_CANCELLED, SG_SHUTTING_DOWN
      * or what dial said. */
     void (*failed)(void *arg, const struct sg_error *err);
+    /* Nothing moves any more: the answer is whole in its pipe, or cut off. Last callback. */
+    void (*ended)(void *arg);
     void *arg;
 };
 

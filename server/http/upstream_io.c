@@ -178,6 +178,12 @@ static void fail_answer(struct sg_up_exchange *x, struct sg_error *err)
     sg_error_clear(err);
 }
 
+static void end_stream(struct sg_up_exchange *x, bool reuse)
+{
+    sg_up_end(x, reuse);
+    x->sink.ended(x->sink.arg);
+}
+
 /* The body has begun but is not all here: the rest comes through a pipe. */
 static void answer_pipe(struct sg_up_exchange *x, struct sg_upstream_answer *a, const char *begun, size_t begun_len)
 {
@@ -220,6 +226,7 @@ static void answer(struct sg_up_exchange *x, const struct sg_h1_head *head, size
     a.length = (int64_t)payload;
     sg_up_end(x, reusable(x)); /* first, so that the caller's next request finds the connection */
     x->sink.answered(x->sink.arg, &a);
+    x->sink.ended(x->sink.arg);
 }
 
 /* More bytes at the end of x->in. False: none now, or the exchange ended. */
@@ -293,7 +300,7 @@ static bool pass_buffered(struct sg_up_exchange *x)
             continue;
         ssize_t taken = sg_pipe_write(x->pipe, x->in + x->in_off, n);
         if (taken < 0) {
-            sg_up_end(x, false); /* nobody reads it */
+            end_stream(x, false); /* nobody reads it */
             return false;
         }
         sg_h1_body_took(&x->decoder, (uint64_t)taken);
@@ -324,7 +331,7 @@ static size_t pass_direct(struct sg_up_exchange *x)
         return 0;
     x->read_ready = false;
     if (n == -EPIPE)
-        sg_up_end(x, false);
+        end_stream(x, false);
     else if (n == 0 && sg_h1_body_eof(&x->decoder, &err) < 0)
         fail_answer(x, &err);
     else if (n < 0 && n != -EAGAIN) {
@@ -344,7 +351,7 @@ static void read_body(struct sg_up_exchange *x)
         moved += before;
         if (sg_h1_body_done(&x->decoder)) {
             sg_pipe_close(x->pipe);
-            sg_up_end(x, reusable(x));
+            end_stream(x, reusable(x));
             return;
         }
         if (!x->read_ready)

@@ -173,6 +173,16 @@ static void failed(void *arg, const struct sg_error *err)
     pthread_mutex_unlock(&c->lock);
 }
 
+static void ended(void *arg)
+{
+    struct rig_call *c = arg;
+    pthread_mutex_lock(&c->lock);
+    cr_assert((c->answered || c->failed) && !c->ended);
+    c->ended = true;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+}
+
 int rig_call(struct rig *r, struct rig_call *c, const char *method, struct sg_pipe *body, int64_t length,
              struct sg_cancel *cancel, struct sg_error *err)
 {
@@ -195,7 +205,7 @@ int rig_call(struct rig *r, struct rig_call *c, const char *method, struct sg_pi
         .replayable = sg_streq(method, "GET") || sg_streq(method, "HEAD"),
         .cancel = cancel,
     };
-    struct sg_upstream_sink sink = {answered, failed, c};
+    struct sg_upstream_sink sink = {answered, failed, ended, c};
     return sg_upstream_start(r->hub, &r->target, &q, &sink, err);
 }
 
@@ -299,6 +309,15 @@ int rig_pipe_write(struct sg_pipe *p, const void *data, size_t len)
 
 void rig_call_finish(struct rig_call *c)
 {
+    if (c->pipe != NULL)
+        sg_pipe_stop(c->pipe);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 20;
+    pthread_mutex_lock(&c->lock);
+    while (!c->ended)
+        cr_assert_eq(pthread_cond_timedwait(&c->changed, &c->lock, &until), 0, "no end in 20 s");
+    pthread_mutex_unlock(&c->lock);
     sg_pipe_unref(c->pipe);
     sg_error_clear(&c->err);
 }

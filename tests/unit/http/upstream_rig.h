@@ -34,7 +34,7 @@ bool rig_wait_closed(int fd);
 struct rig_call {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool answered, failed;
+    bool answered, failed, ended;
     int status;
     int64_t length;
     bool whole;
@@ -70,6 +70,7 @@ void rig_wait(struct rig_call *c);
 ssize_t rig_pipe_read(struct sg_pipe *p, void *data, size_t size);
 /* Writes all of it, waiting for space; -EPIPE once the reader stopped. */
 int rig_pipe_write(struct sg_pipe *p, const void *data, size_t len);
+/* Stops reading and waits for the end. */
 void rig_call_finish(struct rig_call *c);
 
 #endif

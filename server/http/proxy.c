@@ -1,0 +1,189 @@
+#include "http/proxy.h"
+
+#include <stdatomic.h>
+#include <strings.h>
+
+#include "http/auth.h"
+#include "http/proxy_head.h"
+#include "http/respond.h"
+
+/* One relayed request, from sg_proxy() to the end of the exchange. */
+struct proxy_call {
+    struct sg_request *r;
+    char *prefix; /* public path of the service */
+    uint16_t port;
+    bool answered;
+    void (*over)(void *arg, bool answered);
+    void *over_arg;
+};
+
+void sg_proxy_refuse(struct sg_request *r, const struct sg_error *err)
+{
+    sg_respond_header(r, "Sandgate-Error", sg_code_name(err->code));
+    sg_respond_error(r, err);
+}
+
+/* ---- the answer ---- */
+
+static void pass_field(struct proxy_call *c, const char *name, const char *value)
+{
+    sg_cleanup(sg_free_p) char *copy = NULL;
+    if (strcasecmp(name, "Location") == 0)
+        copy = sg_proxy_location(value, c->prefix, c->port);
+    if (copy == NULL && strchr(value, '\t') != NULL)
+        copy = sg_xstrdup(value);
+    for (char *tab = copy != NULL ? strchr(copy, '\t') : NULL; tab != NULL; tab = strchr(tab, '\t'))
+        *tab = ' '; /* the same by the grammar, and the layer below takes no tabs */
+    (void)sg_respond_header(c->r, name, copy != NULL ? copy : value);
+}
+
+static void pass_fields(struct proxy_call *c, const struct sg_h1_head *head)
+{
+    for (size_t i = 0; i < head->n_fields; i++)
+        if (sg_proxy_field_passes(head, i))
+            pass_field(c, head->fields[i].name, head->fields[i].value);
+    /* Each policy holds beside the others, so a further one can only narrow what the service allows. */
+    (void)sg_respond_header(c->r, "Content-Security-Policy", "sandbox");
+}
+
+static void answer_length_only(struct sg_request *r, const struct sg_h1_head *head)
+{
+    struct sg_pipe *nothing = sg_pipe_new(1);
+    sg_pipe_close(nothing);
+    sg_respond_pipe(r, head->status, NULL, nothing, (int64_t)head->length);
+    sg_pipe_unref(nothing);
+}
+
+static void answered(void *arg, const struct sg_upstream_answer *a)
+{
+    struct proxy_call *c = arg;
+    c->answered = true;
+    pass_fields(c, a->head);
+    if (a->pipe != NULL) {
+        sg_respond_pipe(c->r, a->head->status, NULL, a->pipe, a->length);
+        sg_pipe_unref(a->pipe);
+    } else if (sg_req_is_head(c->r) && a->head->has_length && a->head->length > 0) {
+        answer_length_only(c->r, a->head);
+    } else if (a->head->status == 204 || a->head->status == 304) {
+        sg_respond_empty(c->r, a->head->status);
+    } else {
+        sg_respond_bytes(c->r, a->head->status, NULL, a->whole, a->whole_len);
+    }
+}
+
+static void failed(void *arg, const struct sg_error *err)
+{
+    sg_proxy_refuse(((struct proxy_call *)arg)->r, err);
+}
+
+static void ended(void *arg)
+{
+    struct proxy_call *c = arg;
+    c->over(c->over_arg, c->answered);
+    sg_req_unref(c->r);
+    free(c->prefix);
+    free(c);
+}
+
+/* ---- the request ---- */
+
+static bool valid_token(struct sg_auth *auth, const char *token)
+{
+    const struct sg_principal *who = NULL;
+    if (token == NULL || sg_auth_check(auth, token, strlen(token), &who, NULL) < 0)
+        return false;
+    sg_principal_unref(who);
+    return true;
+}
+
+static const char *bearer(const char *authorization)
+{
+    if (authorization == NULL || strncasecmp(authorization, "Bearer ", 7) != 0)
+        return NULL;
+    return authorization + 7 + strspn(authorization + 7, " ");
+}
+
+/* Which credentials are ours: the one that let the caller in, and any other valid one. */
+static void find_credentials(const struct sg_request *r, struct sg_auth *auth, struct sg_proxy_request *q)
+{
+    if (auth == NULL || !sg_auth_has_tokens(auth))
+        return;
+    const char *key = sg_req_header(r, "X-API-Key");
+    bool let_in = sg_req_principal(r) != NULL;
+    q->drop_api_key = (let_in && key != NULL) || valid_token(auth, key);
+    q->drop_authorization =
+        (let_in && key == NULL) || valid_token(auth, bearer(sg_req_header(r, "Authorization")));
+}
+
+/* The path part of "https://host/path", or "". */
+static const char *url_path(const char *url)
+{
+    const char *host = url != NULL ? strstr(url, "://") : NULL;
+    const char *path = host != NULL ? strchr(host + 3, '/') : NULL;
+    return path != NULL ? path : "";
+}
+
+static int write_head(const struct sg_request *r, const struct sg_proxy_args *args, const char *prefix,
+                      const char *rest, struct sg_buf *head, struct sg_error *err)
+{
+    struct sg_proxy_request q = {
+        .method = sg_req_method(r),
+        .target = rest,
+        .port = args->target.port,
+        .content_length = sg_req_content_length(r),
+        .request_id = sg_req_id(r),
+        .peer = sg_req_peer(r),
+        .proto = args->public_url != NULL && strncasecmp(args->public_url, "https:", 6) == 0 ? "https" : "http",
+        .prefix = prefix,
+    };
+    q.headers = sg_req_headers(r, &q.n_headers);
+    if (sg_proxy_wants_upgrade(q.headers, q.n_headers, "websocket"))
+        return sg_error_set(err, SG_NOT_IMPLEMENTED, "the proxy does not switch protocols yet");
+    find_credentials(r, args->auth, &q);
+    return sg_proxy_request_head(&q, head, err);
+}
+
+static int start(struct proxy_call *c, const struct sg_proxy_args *args, struct sg_error *err)
+{
+    struct sg_request *r = c->r;
+    const char *target = sg_req_raw_target(r);
+    size_t prefix_len;
+    if (sg_proxy_split(target, &prefix_len, err) < 0)
+        return -1;
+    c->prefix = sg_xasprintf("%s%.*s", url_path(args->public_url), (int)prefix_len, target);
+    struct sg_buf head;
+    sg_buf_init(&head, SG_PROXY_HEAD_MAX);
+    int rc = write_head(r, args, c->prefix, target + prefix_len, &head, err);
+    if (rc == 0) {
+        int64_t length = sg_req_content_length(r);
+        const char *method = sg_req_method(r);
+        struct sg_upstream_request q = {
+            .head = head.data,
+            .head_len = head.len,
+            .body = length != 0 ? sg_req_body_pipe(r) : NULL,
+            .body_length = length,
+            .is_head = sg_req_is_head(r),
+            .replayable = sg_streq(method, "GET") || sg_streq(method, "HEAD"),
+            .cancel = sg_req_cancel(r),
+        };
+        struct sg_upstream_sink sink = {answered, failed, ended, c};
+        rc = sg_upstream_start(args->upstreams, &args->target, &q, &sink, err);
+    }
+    sg_buf_finish(&head);
+    return rc;
+}
+
+void sg_proxy(struct sg_request *r, const struct sg_proxy_args *args)
+{
+    struct proxy_call *c = sg_xcalloc(1, sizeof *c);
+    struct sg_error err = {0};
+    c->r = sg_req_ref(r);
+    c->port = args->target.port;
+    c->over = args->over;
+    c->over_arg = args->over_arg;
+    if (start(c, args, &err) < 0) {
+        sg_proxy_refuse(r, &err);
+        sg_error_clear(&err);
+        ended(c);
+    }
+}

@@ -1,0 +1,187 @@
+#include "http/proxy_head.h"
+
+#include <stdio.h>
+#include <strings.h>
+
+static bool listed(const char *name, const char *const *names)
+{
+    for (; *names != NULL; names++)
+        if (strcasecmp(name, *names) == 0)
+            return true;
+    return false;
+}
+
+/* Meant for the next hop only (RFC 9110, 7.6.1, and what is older). */
+static bool hop_by_hop(const char *name)
+{
+    static const char *const names[] = {"Connection", "Keep-Alive",        "Proxy-Connection", "Proxy-Authorization",
+                                        "TE",         "Trailer",           "Transfer-Encoding", "Upgrade",
+                                        "HTTP2-Settings", "Proxy-Authenticate", "Content-Length", NULL};
+    return listed(name, names);
+}
+
+static bool named_in_connection(const struct sg_header *headers, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcasecmp(headers[i].name, "Connection") == 0 && sg_h1_list_has(headers[i].value, name))
+            return true;
+    return false;
+}
+
+/* Said by whoever forwards; from a client it proves nothing. */
+static bool forwarding(const char *name)
+{
+    static const char *const names[] = {"Forwarded", "X-Real-IP", NULL};
+    return strncasecmp(name, "X-Forwarded-", 12) == 0 || listed(name, names);
+}
+
+static bool ours(const char *name)
+{
+    return strncasecmp(name, "Sandgate-", 9) == 0;
+}
+
+/* ---- request ---- */
+
+/* Skips "/segment". */
+static const char *skip_segment(const char *p)
+{
+    return *p == '/' ? p + 1 + strcspn(p + 1, "/?") : p;
+}
+
+int sg_proxy_split(const char *target, size_t *ret_prefix_len, struct sg_error *err)
+{
+    const char *p = strncmp(target, "/v1/", 4) == 0 ? target + 3 : target;
+    for (int i = 0; i < 4; i++) {
+        const char *next = skip_segment(p);
+        if (next <= p + 1)
+            return sg_error_set(err, SG_NOT_FOUND, "not a path of the proxy");
+        p = next;
+    }
+    *ret_prefix_len = (size_t)(p - target);
+    return 0;
+}
+
+static bool request_field_passes(const struct sg_proxy_request *q, const char *name)
+{
+    /* Expect has been answered by us; the two ids are written anew. */
+    static const char *const replaced[] = {"Host", "Expect", "X-Request-Id", NULL};
+    if (hop_by_hop(name) || forwarding(name) || ours(name) || listed(name, replaced))
+        return false;
+    if (q->drop_authorization && strcasecmp(name, "Authorization") == 0)
+        return false;
+    if (q->drop_api_key && strcasecmp(name, "X-API-Key") == 0)
+        return false;
+    return !named_in_connection(q->headers, q->n_headers, name);
+}
+
+static const char *header(const struct sg_proxy_request *q, const char *name)
+{
+    for (size_t i = 0; i < q->n_headers; i++)
+        if (strcasecmp(q->headers[i].name, name) == 0)
+            return q->headers[i].value;
+    return NULL;
+}
+
+static int add_field(struct sg_buf *out, const char *name, const char *value)
+{
+    return sg_buf_add(out, name, strlen(name)) | sg_buf_add(out, ": ", 2) | sg_buf_add(out, value, strlen(value)) |
+           sg_buf_add(out, "\r\n", 2);
+}
+
+static int add_framing(const struct sg_proxy_request *q, struct sg_buf *out)
+{
+    if (q->content_length < 0)
+        return add_field(out, "Transfer-Encoding", "chunked");
+    /* A server may insist on a length where the method foresees a body. */
+    static const char *const with_body[] = {"POST", "PUT", "PATCH", NULL};
+    if (q->content_length == 0 && header(q, "Content-Length") == NULL && !listed(q->method, with_body))
+        return 0;
+    return sg_buf_addf(out, "Content-Length: %lld\r\n", (long long)q->content_length);
+}
+
+static int add_ours(const struct sg_proxy_request *q, struct sg_buf *out)
+{
+    const char *host = header(q, "Host");
+    int bad = add_field(out, "X-Request-Id", q->request_id) | add_field(out, "X-Forwarded-Proto", q->proto);
+    if (*q->peer != '\0')
+        bad |= add_field(out, "X-Forwarded-For", q->peer);
+    if (host != NULL)
+        bad |= add_field(out, "X-Forwarded-Host", host);
+    return bad | add_field(out, "X-Forwarded-Prefix", q->prefix);
+}
+
+int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, struct sg_error *err)
+{
+    const char *slash = q->target[0] == '/' ? "" : "/";
+    int bad = sg_buf_addf(out, "%s %s%s HTTP/1.1\r\nHost: 127.0.0.1:%u\r\n", q->method, slash, q->target,
+                          (unsigned)q->port);
+    for (size_t i = 0; i < q->n_headers && bad == 0; i++)
+        if (request_field_passes(q, q->headers[i].name))
+            bad = add_field(out, q->headers[i].name, q->headers[i].value);
+    if (bad != 0 || add_ours(q, out) != 0 || add_framing(q, out) != 0 || sg_buf_add(out, "\r\n", 2) != 0)
+        return sg_error_set(err, SG_HEADERS_TOO_LARGE, "the request's headers are too large to be passed on");
+    return 0;
+}
+
+bool sg_proxy_wants_upgrade(const struct sg_header *headers, size_t n, const char *protocol)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcasecmp(headers[i].name, "Upgrade") == 0 && sg_h1_list_has(headers[i].value, protocol))
+            return named_in_connection(headers, n, "Upgrade");
+    return false;
+}
+
+/* ---- response ---- */
+
+bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i)
+{
+    /* What would act on the origin of the API, which is not the service's; and what only we may say. */
+    static const char *const origin_wide[] = {"Set-Cookie",      "Set-Cookie2", "Service-Worker-Allowed",
+                                              "Clear-Site-Data", "Alt-Svc",     "Strict-Transport-Security",
+                                              "X-Request-Id",    NULL};
+    const char *name = head->fields[i].name;
+    if (hop_by_hop(name) || ours(name) || listed(name, origin_wide))
+        return false;
+    for (size_t k = 0; k < head->n_fields; k++)
+        if (strcasecmp(head->fields[k].name, "Connection") == 0 && sg_h1_list_has(head->fields[k].value, name))
+            return false;
+    return true;
+}
+
+/* The path of an absolute URL of the service itself ("" when there is none), or NULL. */
+static const char *own_path(const char *value, uint16_t port)
+{
+    static const char *const hosts[] = {"127.0.0.1", "localhost", "[::1]"};
+    if (strncasecmp(value, "http://", 7) != 0)
+        return NULL;
+    value += 7;
+    for (size_t i = 0; i < SG_COUNT_OF(hosts); i++) {
+        size_t n = strlen(hosts[i]);
+        if (strncasecmp(value, hosts[i], n) != 0)
+            continue;
+        char with_port[8];
+        int len = snprintf(with_port, sizeof with_port, ":%u", (unsigned)port);
+        const char *rest = value + n;
+        if (strncmp(rest, with_port, (size_t)len) == 0)
+            rest += len;
+        else if (port != 80 || *rest == ':')
+            return NULL;
+        return *rest == '\0' || strchr("/?#", *rest) != NULL ? rest : NULL;
+    }
+    return NULL;
+}
+
+char *sg_proxy_location(const char *value, const char *prefix, uint16_t port)
+{
+    size_t n = strlen(prefix);
+    const char *path = own_path(value, port);
+    if (path == NULL) {
+        bool absolute_path = value[0] == '/' && value[1] != '/';
+        /* A service that heeds X-Forwarded-Prefix has put it there itself. */
+        bool already = strncmp(value, prefix, n) == 0 && (value[n] == '\0' || strchr("/?#", value[n]) != NULL);
+        if (!absolute_path || already)
+            return NULL;
+        path = value;
+    }
+    return sg_xasprintf("%s%s%s", prefix, *path == '/' ? "" : "/", path);
+}
