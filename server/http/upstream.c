@@ -42,6 +42,7 @@ struct sg_upstreams {
     pthread_cond_t changed;
     struct sg_up_pool *pools;
     bool closing; /* nothing new starts */
+    bool cut;     /* close_task has run */
     bool closed;  /* nothing is posted any more */
     size_t n_exchanges, n_conns;
 };
@@ -699,7 +700,8 @@ static void hub_close(struct sg_task *t)
         struct sg_up_pool *p = u->pools;
         if (p != NULL)
             atomic_fetch_add(&p->refs, 1);
-        else
+        u->cut = p == NULL;
+        if (u->cut)
             pthread_cond_broadcast(&u->changed);
         pthread_mutex_unlock(&u->lock);
         if (p == NULL)
@@ -730,7 +732,7 @@ struct sg_upstreams *sg_upstreams_free(struct sg_upstreams *u)
     pthread_mutex_unlock(&u->lock);
     (void)hub_post(u, &u->close_task);
     pthread_mutex_lock(&u->lock);
-    while (u->pools != NULL || u->n_exchanges > 0 || u->n_conns > 0)
+    while (!u->cut || u->pools != NULL || u->n_exchanges > 0 || u->n_conns > 0)
         pthread_cond_wait(&u->changed, &u->lock);
     u->closed = true;
     pthread_mutex_unlock(&u->lock);
