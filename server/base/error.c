@@ -55,7 +55,7 @@ static const struct {
     [SG_LIMIT_EXCEEDED] = {"limit_exceeded", 422, "Above a limit of this server"},
     [SG_TIMEOUT_ABOVE_MAXIMUM] = {"timeout_above_maximum", 422, "The timeout is above the maximum"},
     [SG_CWD_NOT_FOUND] = {"cwd_not_found", 422, "The working directory does not exist"},
-    [SG_PATH_REFUSED] = {"path_refused", 422, "The path cannot be used"},
+    [SG_PATH_REFUSED] = {"path_refused", 403, "The path cannot be used"},
     [SG_RATE_LIMITED] = {"rate_limited", 429, "Too many requests"},
     [SG_QUOTA_EXCEEDED] = {"quota_exceeded", 429, "The quota is used up"},
     [SG_INTERNAL] = {"internal_error", 500, "Internal error"},

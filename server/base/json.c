@@ -394,11 +394,15 @@ int sg_json_seconds_ms(struct sg_json_reader *r, const char *key, int64_t max_ms
         return bad(r, err, key, "a number of seconds is expected");
     }
     double ms = json_number_value(v) * 1000;
-    if (!(ms > 0) || ms > (double)max_ms) {
-        return bad(r, err, key, "must be above 0 and at most %lld seconds", (long long)(max_ms / 1000));
+    if (!(ms > 0)) {
+        return bad(r, err, key, "must be a number of seconds above 0");
+    }
+    if (ms >= (double)max_ms) {
+        *ret = max_ms;
+        return 1;
     }
     int64_t whole = (int64_t)llround(ms);
-    *ret = whole < 1 ? 1 : whole > max_ms ? max_ms : whole;
+    *ret = whole < 1 ? 1 : whole;
     return 1;
 }
 

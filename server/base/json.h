@@ -51,8 +51,8 @@ int sg_json_str(struct sg_json_reader *r, const char *key, const char **ret, str
 int sg_json_int(struct sg_json_reader *r, const char *key, int64_t min, int64_t max, int64_t *ret,
                 struct sg_error *err);
 int sg_json_bool(struct sg_json_reader *r, const char *key, bool *ret, struct sg_error *err);
-/* A number of seconds, integer or real, into milliseconds; 0 < value, value <= max_ms / 1000 or the
- * error is SG_INVALID_REQUEST. */
+/* A number of seconds above 0, integer or real, into milliseconds. What is above max_ms becomes max_ms: give one that is beyond
+ * any limit of the server, so that the limit's own error can name it. */
 int sg_json_seconds_ms(struct sg_json_reader *r, const char *key, int64_t max_ms, int64_t *ret,
                        struct sg_error *err);
 int sg_json_object(struct sg_json_reader *r, const char *key, json_t **ret, struct sg_error *err);

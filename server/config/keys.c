@@ -168,7 +168,7 @@ static const struct conf_key top_keys[] = {
      RANGE(1, 365 * DAY), .help = "of a command that names none"},
     {.section = "exec", .name = "timeout_max", .type = CONF_DURATION, TOP(exec.timeout_max_ms), .def = "24h",
      RANGE(1, 365 * DAY), .help = "longest command"},
-    {.section = "exec", .name = "max_output_bytes", .type = CONF_SIZE, TOP(exec.max_output_bytes), .def = "1MiB",
+    {.section = "exec", .name = "max_output_bytes", .type = CONF_SIZE, TOP(exec.max_output_bytes), .def = "16MiB",
      RANGE(KIB, GIB), .help = "most that is kept of each of stdout and stderr"},
     {.section = "exec", .name = "history_bytes", .type = CONF_SIZE, TOP(exec.history_bytes), .def = "4MiB",
      RANGE(KIB, GIB), .help = "output kept of detached and finished commands"},

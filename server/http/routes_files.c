@@ -144,13 +144,11 @@ static void send_source(struct sg_request *r, struct sg_file_source *src)
     int64_t max = -1;
     uint64_t size = src->stat.size;
 
-    if (sg_req_query_int(r, "max_bytes", 0, INT64_MAX, &max, &err) < 0 ||
-        parse_range(sg_req_header(r, "Range"), size, &g, &err) < 0) {
-        if (err.code == SG_RANGE_NOT_SATISFIABLE) {
-            char text[48];
-            snprintf(text, sizeof text, "bytes */%llu", (unsigned long long)size);
-            sg_respond_header(r, "Content-Range", text);
-        }
+    (void)sg_req_query_int(r, "max_bytes", 0, INT64_MAX, &max, NULL); /* checked before the file was opened */
+    if (parse_range(sg_req_header(r, "Range"), size, &g, &err) < 0) {
+        char text[48];
+        snprintf(text, sizeof text, "bytes */%llu", (unsigned long long)size);
+        sg_respond_header(r, "Content-Range", text);
         sg_api_fail(r, &err);
         source_close(src);
         return;
@@ -191,7 +189,10 @@ static void get_file(struct sg_request *r, struct sg_api *api SG_UNUSED, struct 
 {
     struct sg_error err = {0};
     const char *path = path_of(r, &err);
+    int64_t max;
 
+    if (path && sg_req_query_int(r, "max_bytes", 0, INT64_MAX, &max, &err) < 0)
+        path = NULL;
     if (!path || sg_service_file_get(e, path, &(struct sg_file_source_done){got_source, sg_req_ref(r)}, &err) < 0) {
         if (path)
             sg_req_unref(r);

@@ -60,8 +60,8 @@ def python(c, lease, code, **kw):
 
 
 def holds(c, lease, code, **kw):
-    r = python(c, lease, code + "\nprint('HELD')\n", **kw)
-    assert r["stdout"].endswith("HELD\n"), r
+    r = python(c, lease, textwrap.dedent(code) + "\nprint('HELD')\n", **kw)
+    assert r["stdout"].endswith("HELD\n"), (r["stdout"], r["stderr"])
     return r
 
 
@@ -190,8 +190,10 @@ def test_the_agent_cannot_be_touched(pair):
     if r >= 0:
         refused(438, r, 0, 0)                                # pidfd_getfd
         refused(424, r, 9, None, 0)                          # pidfd_send_signal
-    refused(310, 1, buf, 1, buf, 1, 0)                       # process_vm_readv
-    refused(311, 1, buf, 1, buf, 1, 0)
+    there = ctypes.create_string_buffer(8)
+    iov = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(there), 8))
+    refused(310, 1, iov, 1, iov, 1, 0)                       # process_vm_readv
+    refused(311, 1, iov, 1, iov, 1, 0)
     for p in ("mem", "environ", "maps", "fd", "cwd", "root", "exe", "stack", "syscall", "auxv", "ns/user"):
         try:
             path = "/proc/1/" + p
@@ -366,7 +368,7 @@ def test_descriptors_in_flight_are_bounded(pair):
 def test_fifo_device_and_planted_links_through_the_api(pair):
     s, c, a = pair
     c.exec(a, "mkfifo f; ln -s /dev/zero z; ln -s /proc/self/mem m; ln -s /etc/shadow s; ln -s f lf; ln -s loop loop; mkdir -p d; ln -s / d/host")
-    for path, codes in (("f", (409,)), ("z", (409,)), ("m", (403, 404, 409, 422)), ("s", (403, 404)), ("lf", (409,)), ("loop", (422, 404, 409, 400)),
+    for path, codes in (("f", (409,)), ("z", (409,)), ("m", (403, 404, 409, 422)), ("s", (403, 404)), ("lf", (409,)), ("loop", (403,)),
                         ("d/host/etc/shadow", (403, 404)), ("/dev/tty", (403, 404, 409)), ("/dev/ptmx", (403, 409))):
         r = c.read(a, path, timeout=15 * SLOW)
         assert r.status in codes, (path, r)
@@ -381,7 +383,7 @@ def test_killing_the_agent_ends_only_this_lease(pair):
         pytest.skip("only root can find the agent from outside")
     x = c.lease()
     pids = host_pids(c, x)
-    agent = next(p for p in pids if open(f"/proc/{p}/status").read().split("NSpid:")[1].split()[1] == "1")
+    agent = next(p for p in pids if open(f"/proc/{p}/status").read().split("NSpid:")[1].split("\n")[0].split()[-1] == "1")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         run = pool.submit(Client(s).exec_response, x, "sleep 60")
         wait_until(lambda: c.get("/metrics").status in (200, 403) and not run.done())

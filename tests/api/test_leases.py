@@ -155,7 +155,7 @@ def test_idle_lease_ends_and_use_keeps_it(server, client):
 
 def test_renew_against_expiry():
     """Each lease is either renewed and alive until the new time, or gone; never neither."""
-    with Server({"local_bwrap": {"size": 8}}) as s:
+    with Server({"local_bwrap": {"size": 20}}) as s:
         def one(i):
             c = Client(s)
             id = c.lease(timeout_sec=1)
@@ -170,8 +170,8 @@ def test_renew_against_expiry():
             c.terminate(id)
             return r.status
 
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            list(pool.map(one, range(500 if SLOW == 1 else 64)))
+        with concurrent.futures.ThreadPoolExecutor(20) as pool:
+            list(pool.map(one, range(500 if SLOW == 1 else 60)))
 
 
 def test_delete_while_exec_runs(server, client):
