@@ -85,11 +85,10 @@ Test(life, an_extension_never_shortens)
     sg_entry_unref(e);
 }
 
-/* 500 leases that end at the same time as somebody extends them. */
+/* 4 times 125 leases that somebody extends from a little before to a little after their end. */
 struct contest {
-    struct sg_entry *e;
-    int64_t at_ms;
-    bool renewed;
+    struct sg_entry *e[125];
+    bool renewed[125];
 };
 
 static void *contestant(void *arg)
@@ -97,54 +96,47 @@ static void *contestant(void *arg)
     struct contest *c = arg;
     for (int i = 0; i < 125; i++) {
         struct sg_error err = {0};
-        int64_t at_us = c[i].at_ms * 1000 + (i % 9 - 4) * 250;
-        int64_t early_us = at_us - 300 - sg_now_us();
+        c->e[i] = lease(&w, &(struct ask){.timeout_ms = 20});
+        struct sg_lease l;
+        sg_entry_lease(c->e[i], &l);
+        /* Every fifth well before the end, so that both outcomes are seen. */
+        int64_t at_us = l.expires_us + (i % 5 == 0 ? -20000 : (i % 9 - 6) * 250);
+        sg_lease_finish(&l);
+        int64_t early_us = at_us - 300 - sg_wall_us();
         if (early_us > 0) {
             usleep((useconds_t)early_us);
         }
-        while (sg_now_us() < at_us) { /* a sleep alone is not exact enough to meet the timer */
+        while (sg_wall_us() < at_us) { /* a sleep alone is not exact enough to meet the timer */
         }
-        c[i].renewed = extend(c[i].e, 60000, &err) == 0;
-        cr_expect(c[i].renewed || err.code == SG_LEASE_GONE, "%s", err.message);
+        c->renewed[i] = extend(c->e[i], 60000, &err) == 0;
+        cr_expect(c->renewed[i] || err.code == SG_LEASE_GONE, "%s", err.message);
     }
     return NULL;
 }
 
 Test(life, extension_against_expiry_is_decided_one_way)
 {
-    static struct contest c[4][125];
+    static struct contest c[4];
     pthread_t threads[4];
-    int64_t base = sg_now_ms() + 1500;
-    for (int i = 0; i < 125; i++) {
-        for (int t = 0; t < 4; t++) {
-            int64_t at = base + i * 8 + t;
-            struct sg_error err = {0};
-            enum sg_reserved how;
-            struct ask ask = {.timeout_ms = 60000};
-            cr_assert_eq(reserve(&w, &ask, &how, &c[t][i].e, NULL, &err), 0);
-            /* The terms are this test's own until the lease is ready. */
-            c[t][i].at_ms = at;
-            ((struct sg_lease_terms *)(uintptr_t)sg_entry_terms(c[t][i].e))->timeout_ms = at - sg_now_ms();
-            cr_assert_eq(make_ready(&w, c[t][i].e, &err), 0, "%s", err.message);
-        }
-    }
-    for (int t = 0; t < 4; t++) {
-        pthread_create(&threads[t], NULL, contestant, c[t]);
-    }
     int renewed = 0;
+    for (int t = 0; t < 4; t++) {
+        pthread_create(&threads[t], NULL, contestant, &c[t]);
+    }
     for (int t = 0; t < 4; t++) {
         pthread_join(threads[t], NULL);
     }
-    int64_t all_due = c[3][124].at_ms + 500;
-    usleep((useconds_t)((all_due > sg_now_ms() ? all_due - sg_now_ms() : 0) * 1000));
     for (int t = 0; t < 4; t++) {
         for (int i = 0; i < 125; i++) {
-            enum sg_lease_state s = state_of(c[t][i].e);
-            cr_expect_eq(s, c[t][i].renewed ? SG_LEASE_READY : SG_LEASE_EXPIRED,
-                         "round %d/%d: renewed %d, state %d", t, i, c[t][i].renewed, s);
-            renewed += c[t][i].renewed;
-            end_lease(&w, c[t][i].e);
-            sg_entry_unref(c[t][i].e);
+            struct sg_entry *e = c[t].e[i];
+            if (!c[t].renewed[i]) {
+                cr_expect(wait_for(e, SG_WAIT_ENDED, 5000));
+            }
+            enum sg_lease_state s = state_of(e);
+            cr_expect_eq(s, c[t].renewed[i] ? SG_LEASE_READY : SG_LEASE_EXPIRED,
+                         "round %d/%d: renewed %d, state %d", t, i, c[t].renewed[i], s);
+            renewed += c[t].renewed[i];
+            end_lease(&w, e);
+            sg_entry_unref(e);
         }
     }
     cr_expect(renewed > 0 && renewed < 500, "no contest: %d of 500 renewed", renewed);
