@@ -114,13 +114,18 @@ static const struct conf_key remote_keys[] = {
 };
 static const struct conf_table remote_table = {remote_keys, SG_COUNT_OF(remote_keys), sizeof(struct sg_config_remote)};
 
-#define CLOUD_KEYS(sec) \
-    {.section = #sec, .name = "api_url", .type = CONF_STRING, TOP(sec.api_url), URL, .help = "API of " #sec}, \
-    {.section = #sec, .name = "sandbox_url", .type = CONF_STRING, TOP(sec.sandbox_url), .help = "URL of a sandbox, if not the provider's own"}, \
-    {.section = #sec, .name = "domain", .type = CONF_STRING, TOP(sec.domain), .help = "the provider's domain, if not its own"}, \
-    {.section = #sec, .name = "template", .type = CONF_STRING, TOP(sec.template_name), .help = "template or image of new sandboxes"}, \
+/* The same for every cloud; the README shows those of the first (`again` false) only. */
+#define CLOUD_KEYS(sec, repeated) \
+    {.section = #sec, .name = "api_url", .type = CONF_STRING, TOP(sec.api_url), URL, .again = repeated, \
+     .help = "the provider's API, if not its public one; likewise for modal, daytona, blaxel, runloop and vercel, as for the next four"}, \
+    {.section = #sec, .name = "sandbox_url", .type = CONF_STRING, TOP(sec.sandbox_url), .again = repeated, \
+     .help = "URL of a sandbox, if not the provider's own"}, \
+    {.section = #sec, .name = "domain", .type = CONF_STRING, TOP(sec.domain), .again = repeated, \
+     .help = "the provider's domain, if not its own"}, \
+    {.section = #sec, .name = "template", .type = CONF_STRING, TOP(sec.template_name), .again = repeated, \
+     .help = "template or image of new sandboxes"}, \
     {.section = #sec, .name = "timeout", .type = CONF_DURATION, TOP(sec.timeout_ms), .def = "60s", RANGE(SECOND, HOUR), \
-     .help = "of a call to the provider"}
+     .again = repeated, .help = "of a call to the provider"}
 
 static const struct conf_key top_keys[] = {
     {.section = "server", .name = "listen", .type = CONF_STRING, TOP(server.listen), .def = "127.0.0.1:8080", LISTEN,
@@ -207,12 +212,12 @@ static const struct conf_key top_keys[] = {
     {.section = "docker", .name = "warm", .type = CONF_INT, TOP(docker.warm), .def = "0", RANGE(0, 1024),
      .help = "containers kept ready"},
 
-    CLOUD_KEYS(e2b),
-    CLOUD_KEYS(modal),
-    CLOUD_KEYS(daytona),
-    CLOUD_KEYS(blaxel),
-    CLOUD_KEYS(runloop),
-    CLOUD_KEYS(vercel),
+    CLOUD_KEYS(e2b, false),
+    CLOUD_KEYS(modal, true),
+    CLOUD_KEYS(daytona, true),
+    CLOUD_KEYS(blaxel, true),
+    CLOUD_KEYS(runloop, true),
+    CLOUD_KEYS(vercel, true),
 
     {.section = "remotes", .name = "", .type = CONF_OBJECTS, TOP(remotes), COUNT(struct sg_config, n_remotes),
      .sub = &remote_table,
@@ -268,6 +273,9 @@ char *sg_config_table(void)
     for (size_t i = 0; i < conf_top.n; i++) {
         const struct conf_key *k = &conf_top.keys[i];
         char name[96];
+        if (k->again) {
+            continue;
+        }
         conf_key_name(k, name, sizeof name);
         (void)sg_buf_addf(&b, "| `%s` | ", name);
         add_type(&b, k);

@@ -79,6 +79,7 @@ struct conf_key {
     const char *expected;            /* what valid wants, for the message and the table */
     bool required;                   /* in sub-tables */
     bool hidden;                     /* the value is not shown */
+    bool again;    /* like those of another section: not in the README's table */
     const char *help;
 };
 

@@ -314,6 +314,17 @@ Test(config, the_table_has_every_key_once)
     free(table);
 }
 
+Test(config, the_readme_has_the_table)
+{
+    char *table = sg_config_table();
+    char *readme = NULL;
+    size_t len = 0;
+    cr_assert_eq(sg_read_file(README, 1 << 20, &readme, &len, NULL), 0);
+    cr_assert_not_null(strstr(readme, table), "run tests/lint/readme.py build/sandgate");
+    free(table);
+    free(readme);
+}
+
 Test(config, a_missing_file_is_an_error)
 {
     struct sg_config_args args = {.file = "/nonexistent/sandgate.yaml"};
