@@ -26,8 +26,9 @@ _Noreturn static void die(const struct sg_build *b, const char *what)
 static void tie_to_parent(const struct sg_build *b)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != b->parent)
+    if (getppid() != b->parent) {
         _exit(1);
+    }
 }
 
 /* ---- what the sandbox may write to ---- */
@@ -36,8 +37,11 @@ static const struct {
     const char *name, *inside;
     mode_t mode;
 } writable[] = {
-    {"workspace", "/workspace", 0755}, {"home", "/home/sandbox", 0755}, {"tmp", "/tmp", 01777},
-    {"run", "/run", 0755},             {"shm", "/dev/shm", 01777},
+    {"workspace", "/workspace", 0755},
+    {"home", "/home/sandbox", 0755},
+    {"tmp", "/tmp", 01777},
+    {"run", "/run", 0755},
+    {"shm", "/dev/shm", 01777},
 };
 
 static void mount_disk(const struct sg_build *b)
@@ -47,58 +51,72 @@ static void mount_disk(const struct sg_build *b)
     int64_t inodes = b->disk_bytes / 4096 < 16384 ? 16384 : b->disk_bytes / 4096;
     snprintf(options, sizeof options, "mode=0755,size=%lld,nr_inodes=%lld", (long long)b->disk_bytes,
              (long long)inodes);
-    if (unshare(CLONE_NEWNS) < 0)
+    if (unshare(CLONE_NEWNS) < 0) {
         die(b, "cannot make a mount namespace");
+    }
     if (b->disk_dir == NULL) {
-        if (mount("sandbox", b->view->slot, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0)
+        if (mount("sandbox", b->view->slot, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0) {
             die(b, "cannot mount the sandbox's tmpfs");
+        }
         return;
     }
-    if (mkdir(b->disk_dir, 0755) < 0)
+    if (mkdir(b->disk_dir, 0755) < 0) {
         die(b, b->disk_dir);
-    if (mount(b->disk_dir, b->view->slot, NULL, MS_BIND, NULL) < 0)
+    }
+    if (mount(b->disk_dir, b->view->slot, NULL, MS_BIND, NULL) < 0) {
         die(b, "cannot bind the sandbox's directory");
+    }
 }
 
 static void make_writable(const struct sg_build *b)
 {
-    if (chdir(b->view->slot) < 0)
+    if (chdir(b->view->slot) < 0) {
         die(b, b->view->slot);
-    for (size_t i = 0; i < SG_COUNT_OF(writable); i++) {
-        if (mkdir(writable[i].name, 0755) < 0 || chmod(writable[i].name, writable[i].mode) < 0)
-            die(b, writable[i].name);
-        if (b->root_server && chown(writable[i].name, b->command_uid, b->command_uid) < 0)
-            die(b, writable[i].name);
     }
-    if (chdir("/") < 0)
+    for (size_t i = 0; i < SG_COUNT_OF(writable); i++) {
+        if (mkdir(writable[i].name, 0755) < 0 || chmod(writable[i].name, writable[i].mode) < 0) {
+            die(b, writable[i].name);
+        }
+        if (b->root_server && chown(writable[i].name, b->command_uid, b->command_uid) < 0) {
+            die(b, writable[i].name);
+        }
+    }
+    if (chdir("/") < 0) {
         die(b, "/");
+    }
 }
 
 /* ---- who the sandbox is ---- */
 
 static void become_agent(const struct sg_build *b)
 {
-    if (setns(b->ns->cgroup, CLONE_NEWCGROUP) < 0)
+    if (setns(b->ns->cgroup, CLONE_NEWCGROUP) < 0) {
         die(b, "cannot enter the cgroup namespace");
-    if (!b->root_server)
+    }
+    if (!b->root_server) {
         return;
+    }
     uid_t id = b->agent_uid;
-    if (setgroups(0, NULL) < 0 || setresgid(id, id, id) < 0 || setresuid(id, id, id) < 0)
+    if (setgroups(0, NULL) < 0 || setresgid(id, id, id) < 0 || setresuid(id, id, id) < 0) {
         die(b, "cannot take the agent's uid");
+    }
     tie_to_parent(b);
     /* As its owner: uid 0 and all capabilities, of that namespace alone. */
-    if (setns(b->ns->user, CLONE_NEWUSER) < 0)
+    if (setns(b->ns->user, CLONE_NEWUSER) < 0) {
         die(b, "cannot enter the user namespace");
+    }
 }
 
 int sg_build_limit(pid_t pid, int64_t pids, int64_t memory_bytes)
 {
     rlim_t most = (rlim_t)pids + SPARE_PROCESSES;
     struct rlimit processes = {most, most}, data = {(rlim_t)memory_bytes, (rlim_t)memory_bytes};
-    if (pids > 0 && prlimit(pid, RLIMIT_NPROC, &processes, NULL) < 0)
+    if (pids > 0 && prlimit(pid, RLIMIT_NPROC, &processes, NULL) < 0) {
         return -errno;
-    if (memory_bytes > 0 && prlimit(pid, RLIMIT_DATA, &data, NULL) < 0)
+    }
+    if (memory_bytes > 0 && prlimit(pid, RLIMIT_DATA, &data, NULL) < 0) {
         return -errno;
+    }
     return 0;
 }
 
@@ -112,24 +130,28 @@ static void set_rlimits(const struct sg_build *b)
         files.rlim_cur = files.rlim_max > 1024 ? 1024 : files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    if (b->root_server && (errno = -sg_build_limit(0, b->pids, b->memory_bytes)) != 0)
+    if (b->root_server && (errno = -sg_build_limit(0, b->pids, b->memory_bytes)) != 0) {
         die(b, "cannot set the resource limits");
+    }
 }
 
 /* Under memory pressure of the machine sandboxes go before the server. */
 static void offer_to_oom_killer(void)
 {
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0 && write(fd, "500", 3) != 3)
+    if (fd >= 0 && write(fd, "500", 3) != 3) {
         errno = 0; /* it stays as it was; nothing depends on it */
-    if (fd >= 0)
+    }
+    if (fd >= 0) {
         close(fd);
+    }
 }
 
 static int keep(const struct sg_build *b, int fd)
 {
-    if (fcntl(fd, F_SETFD, 0) < 0)
+    if (fcntl(fd, F_SETFD, 0) < 0) {
         die(b, "cannot pass a descriptor on");
+    }
     return fd;
 }
 
@@ -139,8 +161,9 @@ static int reopen(const struct sg_build *b, int fd)
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     int own = open(path, O_RDONLY);
-    if (own < 0)
+    if (own < 0) {
         die(b, "cannot open the system call filter");
+    }
     return own;
 }
 
@@ -155,9 +178,11 @@ static void add(struct args *a, ...)
 {
     va_list ap;
     va_start(ap, a);
-    for (const char *s = va_arg(ap, const char *); s != NULL; s = va_arg(ap, const char *))
-        if (a->n + 1 < ARGS_MAX)
+    for (const char *s = va_arg(ap, const char *); s != NULL; s = va_arg(ap, const char *)) {
+        if (a->n + 1 < ARGS_MAX) {
             a->list[a->n++] = sg_xstrdup(s);
+        }
+    }
     va_end(ap);
 }
 
@@ -172,34 +197,41 @@ static void add_namespaces(struct args *a, const struct sg_build *b)
 {
     add(a, b->bwrap, "--as-pid-1", "--die-with-parent", "--unshare-pid", "--unshare-net", "--unshare-ipc",
         "--unshare-uts", "--hostname", "sandbox", "--cap-drop", "ALL", NULL);
-    if (b->root_server)
+    if (b->root_server) {
         add(a, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_KILL", NULL);
-    else
+    } else {
         add(a, "--unshare-user", "--uid", "1000", "--gid", "1000", NULL);
+    }
 }
 
 /* World-readable files of /proc that say more of the machine than a sandbox should know. */
 static void add_proc(struct args *a, const struct sg_build *b)
 {
-    static const char *const files[] = {"/proc/kcore",      "/proc/keys",        "/proc/key-users", "/proc/kmsg",
-                                        "/proc/timer_list", "/proc/sched_debug", "/proc/latency_stats"};
+    static const char *const files[] = {"/proc/kcore",        "/proc/keys",       "/proc/key-users",
+                                        "/proc/kmsg",         "/proc/timer_list", "/proc/sched_debug",
+                                        "/proc/latency_stats"};
     static const char *const dirs[] = {"/proc/acpi", "/proc/scsi", "/proc/asound"};
     add(a, "--proc", "/proc", NULL);
     /* An ordinary user's commands may write the settings of their own namespaces, so nobody may write any. */
     add(a, "--ro-bind", "/proc/sys", "/proc/sys", NULL);
-    for (size_t i = 0; i < SG_COUNT_OF(files); i++)
-        if (access(files[i], F_OK) == 0)
+    for (size_t i = 0; i < SG_COUNT_OF(files); i++) {
+        if (access(files[i], F_OK) == 0) {
             add(a, "--ro-bind", b->view->nothing, files[i], NULL);
-    for (size_t i = 0; i < SG_COUNT_OF(dirs); i++)
-        if (access(dirs[i], F_OK) == 0)
+        }
+    }
+    for (size_t i = 0; i < SG_COUNT_OF(dirs); i++) {
+        if (access(dirs[i], F_OK) == 0) {
             add(a, "--ro-bind", b->view->empty, dirs[i], NULL);
+        }
+    }
 }
 
 static void add_files(struct args *a, const struct sg_build *b)
 {
     add(a, "--ro-bind", b->root->path, "/", NULL);
-    for (size_t i = 0; i < b->root->n_binds; i++)
+    for (size_t i = 0; i < b->root->n_binds; i++) {
         add(a, "--ro-bind", b->root->binds[i].from, b->root->binds[i].to, NULL);
+    }
     add_proc(a, b);
     add(a, "--dev", "/dev", NULL);
     for (size_t i = 0; i < SG_COUNT_OF(writable); i++) {
@@ -214,10 +246,11 @@ static void add_agent(struct args *a, const struct sg_build *b)
     char fd[16];
     snprintf(fd, sizeof fd, "%d", keep(b, b->agent_fd));
     add(a, "--chdir", "/", "--clearenv", "--", SG_VIEW_AGENT, "slot", fd, NULL);
-    if (b->root_server)
+    if (b->root_server) {
         add(a, "uid", "1000", "1000", NULL);
-    else
+    } else {
         add(a, "dumpable", NULL);
+    }
 }
 
 void sg_build_child(const struct sg_build *b)
@@ -239,8 +272,9 @@ void sg_build_child(const struct sg_build *b)
     add_files(&a, b);
     add_agent(&a, b);
     a.list[a.n] = NULL;
-    if (dup2(b->error_fd, STDERR_FILENO) < 0)
+    if (dup2(b->error_fd, STDERR_FILENO) < 0) {
         die(b, "cannot redirect");
+    }
     become_agent(b);
     execve(b->bwrap, a.list, no_env);
     die(b, b->bwrap);

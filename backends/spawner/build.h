@@ -13,8 +13,8 @@ struct sg_build {
     bool root_server;
     uint32_t agent_uid, command_uid; /* as the spawner sees them: 0 for both under an ordinary-user server */
     int64_t disk_bytes;
-    const char *disk_dir;            /* absolute path of a directory to make, or NULL: a tmpfs of disk_bytes */
-    int64_t pids, memory_bytes;      /* by rlimit, under a root server; 0: no */
+    const char *disk_dir;       /* absolute path of a directory to make, or NULL: a tmpfs of disk_bytes */
+    int64_t pids, memory_bytes; /* by rlimit, under a root server; 0: no */
     pid_t parent;
     int agent_fd, info_fd, error_fd, seccomp_fd; /* CLOEXEC; seccomp_fd is shared and never moved */
 };

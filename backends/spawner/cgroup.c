@@ -15,7 +15,7 @@ struct sg_cgroup {
     struct sg_cgroup *next, **at; /* in all->every */
     struct sg_cgroup *next_idle;
     char name[24];
-    atomic_bool killed; /* never used again: see cgroup.h */
+    atomic_bool killed;    /* never used again: see cgroup.h */
     struct sg_watch watch; /* of events, while released and still populated */
     int dir, procs, kill, events;
 };
@@ -30,10 +30,12 @@ struct sg_cgroups {
     uint64_t made; /* names are never used twice */
 };
 
-int sg_cgroups_new(struct sg_cgroups **ret, struct sg_reactor *r, int dirfd, uint32_t agent_uid, struct sg_error *err)
+int sg_cgroups_new(struct sg_cgroups **ret, struct sg_reactor *r, int dirfd, uint32_t agent_uid,
+                   struct sg_error *err)
 {
-    if (dirfd < 0)
+    if (dirfd < 0) {
         return sg_error_set(err, SG_NOT_SUPPORTED, "no control groups for commands here");
+    }
     struct sg_cgroups *gs = sg_xcalloc(1, sizeof *gs);
     gs->reactor = r;
     gs->dir = dirfd;
@@ -54,8 +56,9 @@ static void group_free(struct sg_cgroup *g)
 
 struct sg_cgroups *sg_cgroups_free(struct sg_cgroups *gs)
 {
-    if (gs == NULL)
+    if (gs == NULL) {
         return NULL;
+    }
     while (gs->every != NULL) {
         struct sg_cgroup *g = gs->every;
         gs->every = g->next;
@@ -88,8 +91,9 @@ static void put_back(struct sg_cgroup *g)
         gs->idle = g;
     } else {
         *g->at = g->next;
-        if (g->next != NULL)
+        if (g->next != NULL) {
             g->next->at = g->at;
+        }
         gs->n--;
     }
     pthread_mutex_unlock(&gs->lock);
@@ -104,8 +108,9 @@ static void changed(struct sg_watch *w, uint32_t events)
 {
     struct sg_cgroup *g = (struct sg_cgroup *)((char *)w - offsetof(struct sg_cgroup, watch));
     (void)events;
-    if (sg_cgroup_populated(g))
+    if (sg_cgroup_populated(g)) {
         return;
+    }
     sg_watch_del(g->all->reactor, w);
     put_back(g);
 }
@@ -113,18 +118,23 @@ static void changed(struct sg_watch *w, uint32_t events)
 static int open_group(struct sg_cgroup *g, struct sg_error *err)
 {
     struct sg_cgroups *gs = g->all;
-    if (mkdirat(gs->dir, g->name, 0755) < 0 && errno != EEXIST)
+    if (mkdirat(gs->dir, g->name, 0755) < 0 && errno != EEXIST) {
         return sg_error_sys(err, SG_OVERLOADED, errno, "cannot make a control group");
+    }
     g->dir = openat(gs->dir, g->name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (g->dir < 0)
+    if (g->dir < 0) {
         return sg_error_sys(err, SG_INTERNAL, errno, "cannot open a control group");
-    if (geteuid() == 0 && gs->agent_uid != 0 && fchownat(g->dir, "cgroup.procs", gs->agent_uid, (gid_t)-1, 0) < 0)
+    }
+    if (geteuid() == 0 && gs->agent_uid != 0 &&
+        fchownat(g->dir, "cgroup.procs", gs->agent_uid, (gid_t)-1, 0) < 0) {
         return sg_error_sys(err, SG_INTERNAL, errno, "cannot hand over a control group");
+    }
     g->procs = openat(g->dir, "cgroup.procs", O_WRONLY | O_CLOEXEC);
     g->kill = openat(g->dir, "cgroup.kill", O_WRONLY | O_CLOEXEC);
     g->events = openat(g->dir, "cgroup.events", O_RDONLY | O_CLOEXEC);
-    if (g->procs < 0 || g->kill < 0 || g->events < 0)
+    if (g->procs < 0 || g->kill < 0 || g->events < 0) {
         return sg_error_sys(err, SG_INTERNAL, errno, "cannot open a control group");
+    }
     g->watch = (struct sg_watch){.ready = changed, .fd = g->events};
     return 0;
 }
@@ -155,17 +165,19 @@ static int make_group(struct sg_cgroups *gs, uint64_t number, struct sg_cgroup *
     if (r == 0) {
         g->next = gs->every;
         g->at = &gs->every;
-        if (g->next != NULL)
+        if (g->next != NULL) {
             g->next->at = &g->next;
+        }
         gs->every = g;
     } else {
         gs->n--;
     }
     pthread_mutex_unlock(&gs->lock);
-    if (r == 0)
+    if (r == 0) {
         *ret = g;
-    else
+    } else {
         group_free(g);
+    }
     return r;
 }
 
@@ -173,11 +185,13 @@ int sg_cgroups_acquire(struct sg_cgroups *gs, struct sg_cgroup **ret, struct sg_
 {
     uint64_t number = 0;
     struct sg_cgroup *g = take_idle(gs, &number);
-    if (g == NULL && number == 0)
+    if (g == NULL && number == 0) {
         return sg_error_set(err, SG_OVERLOADED, "%u commands or their children run in this sandbox already",
                             SG_CGROUPS_MAX);
-    if (g == NULL && make_group(gs, number, &g, err) < 0)
+    }
+    if (g == NULL && make_group(gs, number, &g, err) < 0) {
         return -1;
+    }
     *ret = g;
     return 0;
 }
@@ -189,8 +203,9 @@ void sg_cgroup_release(struct sg_cgroup *g)
         return;
     }
     /* A change after the reading above makes the watch fire at once. */
-    if (sg_watch_add(g->all->reactor, &g->watch, EPOLLPRI, NULL) < 0)
+    if (sg_watch_add(g->all->reactor, &g->watch, EPOLLPRI, NULL) < 0) {
         return; /* never used again */
+    }
 }
 
 int sg_cgroup_dir(const struct sg_cgroup *g)

@@ -38,14 +38,17 @@ static void kill_all(int64_t deadline_ms)
     kill(-1, SIGKILL);
     for (;;) {
         pid_t pid = waitpid(-1, NULL, WNOHANG);
-        if (pid < 0 && errno == ECHILD)
+        if (pid < 0 && errno == ECHILD) {
             return;
+        }
         int64_t left = deadline_ms - sg_now_ms();
-        if (left <= 0)
+        if (left <= 0) {
             return; /* our own exit makes the kernel try again */
+        }
         struct timespec t = {left / 1000, left % 1000 * 1000000};
-        if (pid == 0)
+        if (pid == 0) {
             sigtimedwait(&child, NULL, &t);
+        }
     }
 }
 
@@ -69,11 +72,13 @@ void sg_daemon_answer(struct sg_daemon *d, const struct sg_wire_answer *a, const
     if (r == -EAGAIN) {
         /* The server's reactor always reads: one that has not for so long is dead. */
         struct pollfd p = {.fd = d->args->sock, .events = POLLOUT};
-        if (poll(&p, 1, ANSWER_WAIT_MS) == 1)
+        if (poll(&p, 1, ANSWER_WAIT_MS) == 1) {
             r = sg_wire_send(d->args->sock, a, sizeof *a, fds, n_fds);
+        }
     }
-    if (r < 0)
+    if (r < 0) {
         finish(d);
+    }
 }
 
 static void read_requests(struct sg_daemon *d)
@@ -83,16 +88,19 @@ static void read_requests(struct sg_daemon *d)
         int fds[SG_WIRE_FDS_MAX];
         unsigned n_fds;
         int got = sg_wire_receive(d->args->sock, &r, sizeof r, fds, &n_fds);
-        if (got == -EAGAIN)
+        if (got == -EAGAIN) {
             return;
-        if (got != 1 || n_fds != 0 || r.slot >= SG_SPAWNER_SLOTS_MAX)
+        }
+        if (got != 1 || n_fds != 0 || r.slot >= SG_SPAWNER_SLOTS_MAX) {
             finish(d);
-        if (r.op == SG_WIRE_BUILD)
+        }
+        if (r.op == SG_WIRE_BUILD) {
             sg_slot_build(d, &r);
-        else if (r.op == SG_WIRE_DESTROY)
+        } else if (r.op == SG_WIRE_DESTROY) {
             sg_slot_destroy(d, &r);
-        else
+        } else {
             finish(d);
+        }
     }
 }
 
@@ -102,8 +110,9 @@ int sg_daemon_slots_dir(struct sg_daemon *d)
 {
     if (d->slots_dir < 0) {
         sg_cleanup(sg_close_p) int state = open(d->args->cfg->state_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (state >= 0 && mkdirat(state, "slots", 0700) < 0 && errno != EEXIST)
+        if (state >= 0 && mkdirat(state, "slots", 0700) < 0 && errno != EEXIST) {
             return -1;
+        }
         d->slots_dir = openat(state, "slots", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     }
     return d->slots_dir;
@@ -126,10 +135,12 @@ static void close_others(const struct sg_daemon_args *a)
     qsort(keep, SG_COUNT_OF(keep), sizeof *keep, compare_ints);
     unsigned from = 3;
     for (size_t i = 0; i < SG_COUNT_OF(keep); i++) {
-        if (keep[i] < (int)from)
+        if (keep[i] < (int)from) {
             continue;
-        if (keep[i] > (int)from)
+        }
+        if (keep[i] > (int)from) {
             close_range(from, (unsigned)keep[i] - 1, 0);
+        }
         from = (unsigned)keep[i] + 1;
     }
     close_range(from, ~0U, 0);
@@ -166,15 +177,18 @@ static int start(struct sg_daemon *d, int *signals, struct sg_error *err)
     *signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
     d->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (*signals < 0 || d->epoll < 0 || sg_daemon_watch(d, *signals, EPOLLIN, SG_EV_SIGNAL, 0) < 0 ||
-        sg_daemon_watch(d, a->sock, EPOLLIN, SG_EV_CONTROL, 0) < 0)
+        sg_daemon_watch(d, a->sock, EPOLLIN, SG_EV_CONTROL, 0) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot start the spawner");
+    }
     sg_cleanup(sg_close_p) int state = open(a->cfg->state_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (state < 0)
+    if (state < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", a->cfg->state_dir);
+    }
     if (sg_view_make(&d->view, a->cfg, &a->own, err) < 0 || sg_remove_tree(state, "slots", err) < 0 ||
         sg_seccomp_filter(flags, &d->seccomp[0], err) < 0 ||
-        sg_seccomp_filter(flags | SG_SECCOMP_CLONE3, &d->seccomp[1], err) < 0)
+        sg_seccomp_filter(flags | SG_SECCOMP_CLONE3, &d->seccomp[1], err) < 0) {
         return -1;
+    }
     sg_groups_try(&a->groups);
     return 0;
 }
@@ -201,10 +215,12 @@ static void say_ready(struct sg_daemon *d, const struct sg_error *err)
 static void reap(struct sg_daemon *d, int signals)
 {
     struct signalfd_siginfo info;
-    while (read(signals, &info, sizeof info) > 0)
+    while (read(signals, &info, sizeof info) > 0) {
         ;
-    for (pid_t pid = waitpid(-1, NULL, WNOHANG); pid > 0; pid = waitpid(-1, NULL, WNOHANG))
+    }
+    for (pid_t pid = waitpid(-1, NULL, WNOHANG); pid > 0; pid = waitpid(-1, NULL, WNOHANG)) {
         sg_slot_on_exit(d, pid);
+    }
 }
 
 static void loop(struct sg_daemon *d, int signals)
@@ -216,12 +232,13 @@ static void loop(struct sg_daemon *d, int signals)
         int n = epoll_wait(d->epoll, events, SG_COUNT_OF(events), wait);
         for (int i = 0; i < n; i++) {
             enum sg_slot_event kind = (enum sg_slot_event)(events[i].data.u64 >> 32);
-            if (kind == SG_EV_CONTROL)
+            if (kind == SG_EV_CONTROL) {
                 read_requests(d);
-            else if (kind == SG_EV_SIGNAL)
+            } else if (kind == SG_EV_SIGNAL) {
                 reap(d, signals);
-            else
+            } else {
                 sg_slot_on_event(d, (uint32_t)events[i].data.u64, kind);
+            }
         }
     }
 }
@@ -236,8 +253,9 @@ void sg_daemon_run(struct sg_daemon_args *a)
     settle_process(a);
     int r = start(d, &signals, &err);
     say_ready(d, &err);
-    if (r < 0)
+    if (r < 0) {
         finish(d);
+    }
     loop(d, signals);
     finish(d);
 }

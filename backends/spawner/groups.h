@@ -3,9 +3,11 @@
  * v2, when some cgroup2 mount is writable and knows cgroup.kill:
  *
  *     sandgate-<id>/slot-<n>/agent       bubblewrap and the agent
- *     sandgate-<id>/slot-<n>/cmds/x<k>   one group per exec (cgroup.h); limits, if v2 has the controllers, sit on cmds
+ *     sandgate-<id>/slot-<n>/cmds/x<k>   one group per exec (cgroup.h); limits, if v2 has the controllers,
+ * sit on cmds
  *
- * v1, for each of memory, pids and cpu that v2 does not have: sandgate-<id>/slot-<n>, joined by commands only.
+ * v1, for each of memory, pids and cpu that v2 does not have: sandgate-<id>/slot-<n>, joined by commands
+ * only.
  *
  * <id> comes from the state directory, so that a successor finds and removes what a crashed spawner left.
  */
@@ -17,13 +19,13 @@
 enum sg_controller { SG_CTL_MEMORY, SG_CTL_PIDS, SG_CTL_CPU, SG_CTL_COUNT };
 
 struct sg_groups {
-    int v2;                   /* directory sandgate-<id>, or -1 */
+    int v2; /* directory sandgate-<id>, or -1 */
     int v2_parent;
-    bool v2_controllers;      /* v2 enforces all three */
-    bool no_birth;            /* clone3(CLONE_INTO_CGROUP) does not work here */
-    int v1[SG_CTL_COUNT];     /* likewise; -1 where v2 does it or nobody can */
+    bool v2_controllers;  /* v2 enforces all three */
+    bool no_birth;        /* clone3(CLONE_INTO_CGROUP) does not work here */
+    int v1[SG_CTL_COUNT]; /* likewise; -1 where v2 does it or nobody can */
     int v1_parent[SG_CTL_COUNT];
-    char name[32];            /* sandgate-<id> */
+    char name[32]; /* sandgate-<id> */
 };
 
 /* A slot's branch; zero-filled descriptors are invalid, start with sg_slot_groups_init(). */
@@ -32,9 +34,9 @@ struct sg_slot_groups {
     bool made;
 };
 
-/* Finds what can be used, kills and removes what a predecessor left, makes the top. For the server, before it forks the
- * spawner: it may have to move itself into a leaf to use a group that was delegated to it. Does not fail for want of groups: fields are -1
- * then. */
+/* Finds what can be used, kills and removes what a predecessor left, makes the top. For the server, before it
+ * forks the spawner: it may have to move itself into a leaf to use a group that was delegated to it. Does not
+ * fail for want of groups: fields are -1 then. */
 int sg_groups_open(struct sg_groups *g, const char *state_dir, struct sg_error *err);
 void sg_groups_init(struct sg_groups *g); /* no groups at all */
 /* Tries a birth; without any way into a group v2 is given up. In the spawner. */
@@ -53,19 +55,21 @@ int sg_slot_groups_make(struct sg_groups *g, struct sg_slot_groups *s, uint32_t 
 /* After the first process has been born in `slot`: hands the controllers on to agent and cmds. */
 int sg_slot_groups_enable(struct sg_groups *g, struct sg_slot_groups *s, struct sg_error *err);
 /* Sets the limits for commands; 0: none. */
-int sg_slot_groups_limit(struct sg_groups *g, struct sg_slot_groups *s, uint32_t n, const int64_t limits[SG_CTL_COUNT],
-                         struct sg_error *err);
-/* For the server: `tasks` files of the v1 groups, and the file that counts kills for want of memory; -1: none. */
-int sg_slot_groups_limit_fds(struct sg_groups *g, uint32_t n, int fds[SG_SLOT_LIMIT_FDS], struct sg_error *err);
+int sg_slot_groups_limit(struct sg_groups *g, struct sg_slot_groups *s, uint32_t n,
+                         const int64_t limits[SG_CTL_COUNT], struct sg_error *err);
+/* For the server: `tasks` files of the v1 groups, and the file that counts kills for want of memory; -1:
+ * none. */
+int sg_slot_groups_limit_fds(struct sg_groups *g, uint32_t n, int fds[SG_SLOT_LIMIT_FDS],
+                             struct sg_error *err);
 int sg_slot_groups_oom_fd(struct sg_groups *g, struct sg_slot_groups *s, uint32_t n);
 void sg_slot_groups_finish(struct sg_slot_groups *s);
 
-/* Forks into a v2 group (plainly for -1): the child is born there, or moves there first if g says that birth does not
- * work. 0 in the child, the pid in the parent, or -errno. Only in a process with one thread. */
+/* Forks into a v2 group (plainly for -1): the child is born there, or moves there first if g says that birth
+ * does not work. 0 in the child, the pid in the parent, or -errno. Only in a process with one thread. */
 pid_t sg_groups_fork(const struct sg_groups *g, int group);
 
-/* Own group of a hierarchy as a path below its mount; controller NULL: v2. From the text of mountinfo and of /proc/self/cgroup.
- * false: not mounted or not visible. */
+/* Own group of a hierarchy as a path below its mount; controller NULL: v2. From the text of mountinfo and of
+ * /proc/self/cgroup. false: not mounted or not visible. */
 bool sg_groups_locate(const char *mountinfo, const char *own, const char *controller, char *mount, char *path,
                       size_t size);
 

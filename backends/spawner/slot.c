@@ -36,7 +36,7 @@ struct sg_slot {
     pid_t wiper;   /* removes the disk directory; 0: none */
     bool has_dir;  /* there is a disk directory */
     pid_t agent;
-    int pidfd;      /* of the agent */
+    int pidfd; /* of the agent */
     bool agent_dead;
     bool hello;
     int server_end; /* the server's end of the agent's socket */
@@ -83,8 +83,9 @@ static struct sg_wire_answer answer_to(uint32_t op, uint64_t id, const struct sg
 
 static void answer_destroy(struct sg_daemon *d, struct sg_slot *s, const struct sg_error *err)
 {
-    if (s->destroy_id == 0)
+    if (s->destroy_id == 0) {
         return;
+    }
     struct sg_wire_answer a = answer_to(SG_WIRE_DESTROYED, s->destroy_id, err);
     s->destroy_id = 0;
     sg_daemon_answer(d, &a, NULL, 0);
@@ -92,8 +93,9 @@ static void answer_destroy(struct sg_daemon *d, struct sg_slot *s, const struct 
 
 static void answer_failed_build(struct sg_daemon *d, struct sg_slot *s)
 {
-    if (!s->build_owed)
+    if (!s->build_owed) {
         return;
+    }
     s->build_owed = false;
     struct sg_wire_answer a = answer_to(SG_WIRE_BUILT, s->build.id, &s->error);
     sg_daemon_answer(d, &a, NULL, 0);
@@ -109,14 +111,66 @@ static void close_build_fds(struct sg_slot *s)
     s->errors = sg_close(s->errors);
 }
 
+static bool is_child_of(pid_t pid, pid_t parent)
+{
+    char path[64], *text = NULL;
+    size_t len;
+    int found = -1;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    if (sg_read_file(path, 4096, &text, &len, NULL) == 0 && text != NULL) {
+        const char *behind_name = strrchr(text, ')');
+        if (behind_name == NULL || sscanf(behind_name, ") %*c %d", &found) != 1) {
+            found = -1;
+        }
+    }
+    free(text);
+    return found == (int)parent;
+}
+
+/* A bwrap or a wiper, or the agent of a slot whose bwrap is gone. */
+static bool is_known(const struct sg_daemon *d, pid_t pid)
+{
+    for (uint32_t n = 0; n < SG_SPAWNER_SLOTS_MAX; n++) {
+        const struct sg_slot *s = d->slots[n];
+        if (s != NULL && (s->monitor == pid || s->wiper == pid || (s->pidfd >= 0 && s->agent == pid))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* When bwrap dies before it has said what its child is, that child is ours now, and waits for bwrap for ever.
+ * Kills such children; how many there still are. */
+static unsigned kill_orphans(const struct sg_daemon *d)
+{
+    unsigned n = 0;
+    DIR *proc = opendir("/proc");
+    for (struct dirent *e = proc != NULL ? readdir(proc) : NULL; e != NULL; e = readdir(proc)) {
+        pid_t pid = (pid_t)strtol(e->d_name, NULL, 10);
+        if (pid > 1 && is_child_of(pid, getpid()) && !is_known(d, pid)) {
+            kill(pid, SIGKILL);
+            n++;
+        }
+    }
+    if (proc != NULL) {
+        closedir(proc);
+    }
+    return n;
+}
+
 /* True when no process of the slot is left; else something is being watched that will tell. */
 static bool is_dead(struct sg_daemon *d, struct sg_slot *s)
 {
     char text[256];
-    if (s->monitor != 0 || (s->pidfd >= 0 && !s->agent_dead))
+    if (s->monitor != 0 || (s->pidfd >= 0 && !s->agent_dead)) {
         return false;
-    if (s->groups.slot < 0)
+    }
+    if (s->pidfd < 0 && kill_orphans(d) > 0) {
+        return false;
+    }
+    if (s->groups.slot < 0) {
         return true;
+    }
     if (s->empty < 0) {
         s->empty = openat(s->groups.slot, "cgroup.events", O_RDONLY | O_CLOEXEC);
         sg_daemon_watch(d, s->empty, EPOLLPRI, SG_EV_EMPTY, s->n);
@@ -137,17 +191,20 @@ static void start_wiper(struct sg_daemon *d, struct sg_slot *s)
     char name[32];
     dir_name(s, name);
     s->wiper = sg_groups_fork(&d->args->groups, -1);
-    if (s->wiper == 0)
+    if (s->wiper == 0) {
         _exit(sg_remove_tree(d->slots_dir, name, NULL) < 0 ? 1 : 0);
-    if (s->wiper < 0)
+    }
+    if (s->wiper < 0) {
         s->wiper = 0; /* tried again when the deadline passes or by the next DESTROY */
+    }
 }
 
 /* Goes on with ENDING as far as possible now. */
 static void advance_end(struct sg_daemon *d, struct sg_slot *s)
 {
-    if (s->state != ENDING || s->wiper != 0 || !is_dead(d, s))
+    if (s->state != ENDING || s->wiper != 0 || !is_dead(d, s)) {
         return;
+    }
     if (s->has_dir) {
         start_wiper(d, s);
         return;
@@ -157,45 +214,6 @@ static void advance_end(struct sg_daemon *d, struct sg_slot *s)
     s->state = EMPTY;
     answer_failed_build(d, s);
     answer_destroy(d, s, NULL);
-}
-
-static bool is_child_of(pid_t pid, pid_t parent)
-{
-    char path[64], *text = NULL;
-    size_t len;
-    int found = -1;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    if (sg_read_file(path, 4096, &text, &len, NULL) == 0 && text != NULL) {
-        const char *behind_name = strrchr(text, ')');
-        if (behind_name == NULL || sscanf(behind_name, ") %*c %d", &found) != 1)
-            found = -1;
-    }
-    free(text);
-    return found == (int)parent;
-}
-
-/* A bwrap or a wiper, or the agent of a slot whose bwrap is gone. */
-static bool is_known(const struct sg_daemon *d, pid_t pid)
-{
-    for (uint32_t n = 0; n < SG_SPAWNER_SLOTS_MAX; n++) {
-        const struct sg_slot *s = d->slots[n];
-        if (s != NULL && (s->monitor == pid || s->wiper == pid || (s->pidfd >= 0 && s->agent == pid)))
-            return true;
-    }
-    return false;
-}
-
-/* bwrap was killed before it said what its child is: that child is ours now, and waits for bwrap for ever. */
-static void kill_orphans(struct sg_daemon *d)
-{
-    DIR *proc = opendir("/proc");
-    for (struct dirent *e = proc != NULL ? readdir(proc) : NULL; e != NULL; e = readdir(proc)) {
-        pid_t pid = (pid_t)strtol(e->d_name, NULL, 10);
-        if (pid > 1 && is_child_of(pid, getpid()) && !is_known(d, pid))
-            kill(pid, SIGKILL);
-    }
-    if (proc != NULL)
-        closedir(proc);
 }
 
 static void begin_end(struct sg_daemon *d, struct sg_slot *s)
@@ -208,8 +226,9 @@ static void begin_end(struct sg_daemon *d, struct sg_slot *s)
         (void)syscall(SYS_pidfd_send_signal, s->pidfd, SIGKILL, NULL, 0);
         sg_daemon_watch(d, s->pidfd, EPOLLIN, SG_EV_PIDFD, s->n);
     }
-    if (s->monitor != 0)
+    if (s->monitor != 0) {
         kill(s->monitor, SIGKILL);
+    }
     advance_end(d, s);
 }
 
@@ -217,13 +236,16 @@ static void read_errors(struct sg_slot *s)
 {
     while (s->errors >= 0 && s->error_len < sizeof s->error_text - 1) {
         ssize_t n = read(s->errors, s->error_text + s->error_len, sizeof s->error_text - 1 - s->error_len);
-        if (n <= 0)
+        if (n <= 0) {
             break;
+        }
         s->error_len += (size_t)n;
     }
-    for (size_t i = 0; i < s->error_len; i++)
-        if (s->error_text[i] < ' ' || s->error_text[i] > '~')
+    for (size_t i = 0; i < s->error_len; i++) {
+        if (s->error_text[i] < ' ' || s->error_text[i] > '~') {
             s->error_text[i] = ' ';
+        }
+    }
     s->error_text[s->error_len] = '\0';
 }
 
@@ -231,7 +253,8 @@ static void fail(struct sg_daemon *d, struct sg_slot *s, const char *why)
 {
     read_errors(s);
     sg_error_clear(&s->error);
-    sg_error_set(&s->error, SG_UNAVAILABLE, "slot %u: %s%s%s", s->n, why, s->error_len > 0 ? ": " : "", s->error_text);
+    sg_error_set(&s->error, SG_UNAVAILABLE, "slot %u: %s%s%s", s->n, why, s->error_len > 0 ? ": " : "",
+                 s->error_text);
     begin_end(d, s);
 }
 
@@ -240,22 +263,27 @@ static void fail(struct sg_daemon *d, struct sg_slot *s, const char *why)
 static void read_info(struct sg_daemon *d, struct sg_slot *s)
 {
     ssize_t n = read(s->info, s->info_text + s->info_len, sizeof s->info_text - 1 - s->info_len);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return;
+    }
     s->info_len += n > 0 ? (size_t)n : 0;
     s->info_text[s->info_len] = '\0';
     int pid;
     const char *found = strstr(s->info_text, "\"child-pid\":");
-    if (n <= 0)
+    if (n <= 0) {
         epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->info, NULL);
-    bool whole = found != NULL && strpbrk(found, ",}\n") != NULL && sscanf(found, "\"child-pid\": %d", &pid) == 1;
+    }
+    bool whole =
+        found != NULL && strpbrk(found, ",}\n") != NULL && sscanf(found, "\"child-pid\": %d", &pid) == 1;
     if (!whole) {
-        if (n <= 0 || s->info_len == sizeof s->info_text - 1)
+        if (n <= 0 || s->info_len == sizeof s->info_text - 1) {
             fail(d, s, "bubblewrap failed");
+        }
         return;
     }
-    if (s->pidfd >= 0 || s->agent != 0)
+    if (s->pidfd >= 0 || s->agent != 0) {
         return; /* the rest of what bwrap writes; the pipe stays open, or it would be killed by it */
+    }
     s->agent = (pid_t)pid;
     s->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     /* The number is that of bwrap's child only while bwrap has not reaped it. */
@@ -269,8 +297,9 @@ static void read_hello(struct sg_daemon *d, struct sg_slot *s)
 {
     char byte;
     ssize_t n = recv(s->server_end, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return;
+    }
     if (n <= 0) {
         fail(d, s, "the sandbox did not come up");
         return;
@@ -284,12 +313,14 @@ static int64_t rlimit_for(const struct sg_daemon *d, enum sg_controller c, int64
     return limit > 0 && sg_groups_means(&d->args->groups, c) == SG_MEANS_RLIMIT ? limit : 0;
 }
 
-/* Under an ordinary user they are set from outside and only now: set earlier they would also hold for all processes of
- * the user namespace around every slot. (A root server's slots have a user each, and it may lack CAP_SYS_RESOURCE.) */
+/* Under an ordinary user they are set from outside and only now: set earlier they would also hold for all
+ * processes of the user namespace around every slot. (A root server's slots have a user each, and it may lack
+ * CAP_SYS_RESOURCE.) */
 static int set_rlimits(struct sg_daemon *d, const struct sg_slot *s)
 {
-    if (d->args->own.root_server)
+    if (d->args->own.root_server) {
         return 0;
+    }
     return sg_build_limit(s->agent, rlimit_for(d, SG_CTL_PIDS, s->build.pids),
                           rlimit_for(d, SG_CTL_MEMORY, s->build.memory_bytes));
 }
@@ -316,13 +347,15 @@ static void send_built(struct sg_daemon *d, struct sg_slot *s)
 {
     int limits[SG_SLOT_LIMIT_FDS] = {-1, -1, -1};
     if (sg_slot_groups_limit_fds(&d->args->groups, s->n, limits, &s->error) < 0) {
-        for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++)
+        for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
             sg_close(limits[i]);
+        }
         begin_end(d, s);
         return;
     }
     int oom = sg_slot_groups_oom_fd(&d->args->groups, &s->groups, s->n);
-    const int all[SG_WIRE_FDS_MAX] = {s->server_end, s->pidfd, s->groups.cmds, oom, limits[0], limits[1], limits[2]};
+    const int all[SG_WIRE_FDS_MAX] = {s->server_end, s->pidfd,  s->groups.cmds, oom,
+                                      limits[0],     limits[1], limits[2]};
     struct sg_wire_answer a = answer_to(SG_WIRE_BUILT, s->build.id, NULL);
     fill_answer(d, s, &a);
     int fds[SG_WIRE_FDS_MAX];
@@ -337,15 +370,17 @@ static void send_built(struct sg_daemon *d, struct sg_slot *s)
     s->build_owed = false;
     sg_daemon_answer(d, &a, fds, n);
     sg_close(oom);
-    for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++)
+    for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
         sg_close(limits[i]);
+    }
     close_build_fds(s);
 }
 
 static void finish_build(struct sg_daemon *d, struct sg_slot *s)
 {
-    if (s->state != BUILDING || !s->hello || s->pidfd < 0)
+    if (s->state != BUILDING || !s->hello || s->pidfd < 0) {
         return;
+    }
     int r = set_rlimits(d, s);
     if (r < 0) {
         char why[96];
@@ -362,12 +397,15 @@ static int prepare(struct sg_daemon *d, struct sg_slot *s, struct sg_error *err)
 {
     struct sg_groups *g = &d->args->groups;
     const int64_t limits[SG_CTL_COUNT] = {s->build.memory_bytes, s->build.pids, s->build.cpu_milli};
-    if (sg_slot_groups_make(g, &s->groups, s->n, agent_uid(d, s->n), err) < 0)
+    if (sg_slot_groups_make(g, &s->groups, s->n, agent_uid(d, s->n), err) < 0) {
         return -1;
+    }
     if (!s->has_namespaces) {
-        if (sg_namespaces_make(&s->ns, g, s->groups.slot, agent_uid(d, s->n), command_uid(d, s->n), err) < 0 ||
-            sg_slot_groups_enable(g, &s->groups, err) < 0)
+        if (sg_namespaces_make(&s->ns, g, s->groups.slot, agent_uid(d, s->n), command_uid(d, s->n), err) <
+                0 ||
+            sg_slot_groups_enable(g, &s->groups, err) < 0) {
             return -1;
+        }
         s->has_namespaces = true;
     }
     return sg_slot_groups_limit(g, &s->groups, s->n, limits, err);
@@ -387,22 +425,26 @@ static void ends_finish(struct ends *e)
 static int make_channels(struct sg_daemon *d, struct sg_slot *s, struct ends *e, struct sg_error *err)
 {
     int pair[2], info[2], errors[2];
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make the agent's socket");
+    }
     s->server_end = pair[0];
     e->agent = pair[1];
-    if (pipe2(info, O_CLOEXEC) < 0)
+    if (pipe2(info, O_CLOEXEC) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make a pipe");
+    }
     s->info = info[0];
     e->info = info[1];
-    if (pipe2(errors, O_CLOEXEC) < 0)
+    if (pipe2(errors, O_CLOEXEC) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make a pipe");
+    }
     s->errors = errors[0];
     e->errors = errors[1];
     if (fcntl(s->info, F_SETFL, O_NONBLOCK) < 0 || fcntl(s->errors, F_SETFL, O_NONBLOCK) < 0 ||
         sg_daemon_watch(d, s->server_end, EPOLLIN, SG_EV_AGENT, s->n) < 0 ||
-        sg_daemon_watch(d, s->info, EPOLLIN, SG_EV_INFO, s->n) < 0)
+        sg_daemon_watch(d, s->info, EPOLLIN, SG_EV_INFO, s->n) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot watch a build");
+    }
     return 0;
 }
 
@@ -410,38 +452,55 @@ static int launch(struct sg_daemon *d, struct sg_slot *s, struct sg_error *err)
 {
     sg_cleanup(ends_finish) struct ends e = {-1, -1, -1};
     sg_cleanup(sg_free_p) char *dir = NULL;
-    if (make_channels(d, s, &e, err) < 0)
+    if (make_channels(d, s, &e, err) < 0) {
         return -1;
+    }
     if (s->build.disk_dir) {
-        if (sg_daemon_slots_dir(d) < 0)
+        if (sg_daemon_slots_dir(d) < 0) {
             return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make the directory of slots");
+        }
         dir = sg_xasprintf("%s/slots/%u", d->args->cfg->state_dir, s->n);
         s->has_dir = true;
     }
     const struct sg_build b = {
-        .bwrap = d->args->bwrap, .view = &d->view, .root = &d->view.roots[s->build.rootfs + 1], .ns = &s->ns,
-        .root_server = d->args->own.root_server, .agent_uid = agent_uid(d, s->n), .command_uid = command_uid(d, s->n),
+        .bwrap = d->args->bwrap,
+        .view = &d->view,
+        .root = &d->view.roots[s->build.rootfs + 1],
+        .ns = &s->ns,
+        .root_server = d->args->own.root_server,
+        .agent_uid = agent_uid(d, s->n),
+        .command_uid = command_uid(d, s->n),
         .pids = rlimit_for(d, SG_CTL_PIDS, s->build.pids),
-        .memory_bytes = rlimit_for(d, SG_CTL_MEMORY, s->build.memory_bytes), .disk_bytes = s->build.disk_bytes,
-        .disk_dir = dir, .parent = getpid(), .agent_fd = e.agent,
-        .info_fd = e.info, .error_fd = e.errors, .seccomp_fd = d->seccomp[s->ns.sealed && s->groups.agent >= 0],
+        .memory_bytes = rlimit_for(d, SG_CTL_MEMORY, s->build.memory_bytes),
+        .disk_bytes = s->build.disk_bytes,
+        .disk_dir = dir,
+        .parent = getpid(),
+        .agent_fd = e.agent,
+        .info_fd = e.info,
+        .error_fd = e.errors,
+        .seccomp_fd = d->seccomp[s->ns.sealed && s->groups.agent >= 0],
     };
     pid_t pid = sg_groups_fork(&d->args->groups, s->groups.agent);
-    if (pid == 0)
+    if (pid == 0) {
         sg_build_child(&b);
-    if (pid < 0)
+    }
+    if (pid < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, -pid, "cannot fork");
+    }
     s->monitor = pid;
     return 0;
 }
 
-static const char *refuse_build(const struct sg_daemon *d, const struct sg_slot *s, const struct sg_wire_request *r)
+static const char *refuse_build(const struct sg_daemon *d, const struct sg_slot *s,
+                                const struct sg_wire_request *r)
 {
-    if (s->state != EMPTY)
+    if (s->state != EMPTY) {
         return "is in use";
-    if (r->rootfs < -1 || r->rootfs + 1 >= (int32_t)d->view.n_roots || r->disk_bytes <= 0 || r->memory_bytes < 0 ||
-        r->pids < 0 || r->cpu_milli < 0)
+    }
+    if (r->rootfs < -1 || r->rootfs + 1 >= (int32_t)d->view.n_roots || r->disk_bytes <= 0 ||
+        r->memory_bytes < 0 || r->pids < 0 || r->cpu_milli < 0) {
         return "cannot be built as asked";
+    }
     return NULL;
 }
 
@@ -465,8 +524,9 @@ void sg_slot_build(struct sg_daemon *d, const struct sg_wire_request *r)
     s->info_len = s->error_len = 0;
     s->error_text[0] = '\0';
     sg_error_clear(&s->error);
-    if (prepare(d, s, &s->error) < 0 || launch(d, s, &s->error) < 0)
+    if (prepare(d, s, &s->error) < 0 || launch(d, s, &s->error) < 0) {
         begin_end(d, s);
+    }
 }
 
 void sg_slot_destroy(struct sg_daemon *d, const struct sg_wire_request *r)
@@ -475,13 +535,13 @@ void sg_slot_destroy(struct sg_daemon *d, const struct sg_wire_request *r)
     struct sg_error replaced = {.code = SG_CONFLICT, .message = "destroyed twice"};
     answer_destroy(d, s, &replaced);
     s->destroy_id = r->id;
-    if (s->state == BUILDING)
+    if (s->state == BUILDING) {
         fail(d, s, "was destroyed while it was built");
-    else if (s->state == UP)
+    } else if (s->state == UP) {
         begin_end(d, s);
-    else if (s->state == EMPTY)
+    } else if (s->state == EMPTY) {
         answer_destroy(d, s, NULL);
-    else {
+    } else {
         s->deadline_ms = sg_now_ms() + END_MS;
         advance_end(d, s);
     }
@@ -492,13 +552,14 @@ void sg_slot_destroy(struct sg_daemon *d, const struct sg_wire_request *r)
 void sg_slot_on_event(struct sg_daemon *d, uint32_t n, enum sg_slot_event kind)
 {
     struct sg_slot *s = d->slots[n];
-    if (s == NULL)
+    if (s == NULL) {
         return;
-    if (kind == SG_EV_INFO && s->state == BUILDING && s->info >= 0)
+    }
+    if (kind == SG_EV_INFO && s->state == BUILDING && s->info >= 0) {
         read_info(d, s);
-    else if (kind == SG_EV_AGENT && s->state == BUILDING && !s->hello)
+    } else if (kind == SG_EV_AGENT && s->state == BUILDING && !s->hello) {
         read_hello(d, s);
-    else if (kind == SG_EV_PIDFD && s->pidfd >= 0 && !s->agent_dead) {
+    } else if (kind == SG_EV_PIDFD && s->pidfd >= 0 && !s->agent_dead) {
         s->agent_dead = true;
         epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->pidfd, NULL);
     }
@@ -506,28 +567,34 @@ void sg_slot_on_event(struct sg_daemon *d, uint32_t n, enum sg_slot_event kind)
     advance_end(d, s);
 }
 
+static void wiper_ended(struct sg_daemon *d, struct sg_slot *s)
+{
+    char name[32];
+    dir_name(s, name);
+    s->wiper = 0;
+    s->has_dir = faccessat(d->slots_dir, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+    if (!s->has_dir) {
+        advance_end(d, s);
+    }
+}
+
 void sg_slot_on_exit(struct sg_daemon *d, pid_t pid)
 {
     for (uint32_t n = 0; n < SG_SPAWNER_SLOTS_MAX; n++) {
         struct sg_slot *s = d->slots[n];
-        if (s != NULL && s->monitor == pid) {
+        if (s == NULL) {
+            continue;
+        }
+        if (s->wiper == pid) {
+            wiper_ended(d, s);
+        }
+        if (s->monitor == pid) {
             s->monitor = 0;
-            if (s->pidfd < 0)
-                kill_orphans(d);
-            if (s->state == BUILDING)
+            if (s->state == BUILDING) {
                 fail(d, s, "the sandbox ended while it was built");
-            advance_end(d, s);
-            return;
+            }
         }
-        if (s != NULL && s->wiper == pid) {
-            char name[32];
-            dir_name(s, name);
-            s->wiper = 0;
-            s->has_dir = faccessat(d->slots_dir, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
-            if (!s->has_dir)
-                advance_end(d, s);
-            return;
-        }
+        advance_end(d, s); /* it may have waited for an orphan */
     }
 }
 
@@ -545,14 +612,17 @@ int64_t sg_slot_on_time(struct sg_daemon *d, int64_t now_ms)
     int64_t next = INT64_MAX;
     for (uint32_t n = 0; n < SG_SPAWNER_SLOTS_MAX; n++) {
         struct sg_slot *s = d->slots[n];
-        if (s == NULL || s->state == EMPTY || s->state == UP)
+        if (s == NULL || s->state == EMPTY || s->state == UP) {
             continue;
-        if (s->deadline_ms <= now_ms && s->state == BUILDING)
+        }
+        if (s->deadline_ms <= now_ms && s->state == BUILDING) {
             fail(d, s, "did not come up in time");
-        else if (s->deadline_ms <= now_ms)
+        } else if (s->deadline_ms <= now_ms) {
             give_up_ending(d, s);
-        if (s->state != EMPTY && s->deadline_ms < next)
+        }
+        if (s->state != EMPTY && s->deadline_ms < next) {
             next = s->deadline_ms;
+        }
     }
     return next;
 }

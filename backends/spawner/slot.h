@@ -18,7 +18,15 @@ struct sg_daemon {
 };
 
 /* What an event is about; with the slot's number it is the epoll data. */
-enum sg_slot_event { SG_EV_CONTROL, SG_EV_SIGNAL, SG_EV_INFO, SG_EV_ERRORS, SG_EV_AGENT, SG_EV_PIDFD, SG_EV_EMPTY };
+enum sg_slot_event {
+    SG_EV_CONTROL,
+    SG_EV_SIGNAL,
+    SG_EV_INFO,
+    SG_EV_ERRORS,
+    SG_EV_AGENT,
+    SG_EV_PIDFD,
+    SG_EV_EMPTY
+};
 
 /* Watches fd for events on behalf of a slot (0 for the daemon's own). */
 int sg_daemon_watch(struct sg_daemon *d, int fd, uint32_t events, enum sg_slot_event kind, uint32_t slot);

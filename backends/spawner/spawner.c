@@ -85,27 +85,30 @@ void sg_slot_built_finish(struct sg_slot_built *b)
     b->pidfd = sg_close(b->pidfd);
     b->cgroup_fd = sg_close(b->cgroup_fd);
     b->oom_fd = sg_close(b->oom_fd);
-    for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++)
+    for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
         b->limit_fds[i] = sg_close(b->limit_fds[i]);
+    }
 }
 
 /* ---- start ---- */
 
-/* One spawner per state directory: it removes what another of the same would be using. One that is cleaning up after its server died is
- * waited for. */
+/* One spawner per state directory: it removes what another of the same would be using. One that is cleaning
+ * up after its server died is waited for. */
 static int take_lock(const char *state_dir, struct sg_error *err)
 {
     sg_cleanup(sg_free_p) char *path = sg_xasprintf("%s/spawner.lock", state_dir);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0)
+    if (fd < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", path);
+    }
     /* flock() has no deadline of its own; whoever holds it lets go within END_MS of its server's death. */
     int64_t deadline_ms = sg_now_ms() + LOCK_MS;
     while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         if (errno != EINTR && (errno != EWOULDBLOCK || sg_now_ms() >= deadline_ms)) {
             int sys = errno;
             close(fd);
-            return sg_error_sys(err, SG_UNAVAILABLE, sys, "another sandgate uses the state directory %s", state_dir);
+            return sg_error_sys(err, SG_UNAVAILABLE, sys, "another sandgate uses the state directory %s",
+                                state_dir);
         }
         poll(NULL, 0, 50);
     }
@@ -115,39 +118,47 @@ static int take_lock(const char *state_dir, struct sg_error *err)
 static int find_bwrap(const char *wanted, char *path, size_t size, struct sg_error *err)
 {
     if (wanted != NULL) {
-        if (access(wanted, X_OK) == 0 && (size_t)snprintf(path, size, "%s", wanted) < size)
+        if (access(wanted, X_OK) == 0 && (size_t)snprintf(path, size, "%s", wanted) < size) {
             return 0;
+        }
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "bubblewrap at %s", wanted);
     }
     const char *dirs = getenv("PATH");
-    if (dirs == NULL)
+    if (dirs == NULL) {
         dirs = "/usr/local/bin:/usr/bin:/bin";
+    }
     while (*dirs != '\0') {
         size_t n = strcspn(dirs, ":");
         if (n > 0 && dirs[0] == '/' && (size_t)snprintf(path, size, "%.*s/bwrap", (int)n, dirs) < size &&
-            access(path, X_OK) == 0)
+            access(path, X_OK) == 0) {
             return 0;
+        }
         dirs += n + (dirs[n] == ':');
     }
     return sg_error_set(err, SG_UNAVAILABLE, "bwrap is not in PATH: install the package bubblewrap");
 }
 
-/* Born into namespaces of its own: the end of the first process of a PID namespace is the end of all of it. */
+/* Born into namespaces of its own: the end of the first process of a PID namespace is the end of all of it.
+ */
 static pid_t fork_daemon(bool root_server, struct sg_error *err)
 {
     struct clone_args c = {.flags = CLONE_NEWPID | CLONE_NEWNS | (root_server ? 0U : CLONE_NEWUSER),
                            .exit_signal = SIGCHLD};
     long pid = syscall(SYS_clone3, &c, sizeof c);
-    if (pid >= 0)
+    if (pid >= 0) {
         return (pid_t)pid;
-    if (root_server)
-        return sg_error_sys(err, SG_UNAVAILABLE, errno,
-                            "cannot make namespaces (a container needs CAP_SYS_ADMIN and a seccomp profile that allows "
-                            "clone3, unshare and mount)");
-    return sg_error_sys(err, SG_UNAVAILABLE, errno,
-                        "no user namespaces for ordinary users: set the sysctls user.max_user_namespaces > 0, "
-                        "kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0 (those "
-                        "that exist), or run as root");
+    }
+    if (root_server) {
+        return sg_error_sys(
+            err, SG_UNAVAILABLE, errno,
+            "cannot make namespaces (a container needs CAP_SYS_ADMIN and a seccomp profile that allows "
+            "clone3, unshare and mount)");
+    }
+    return sg_error_sys(
+        err, SG_UNAVAILABLE, errno,
+        "no user namespaces for ordinary users: set the sysctls user.max_user_namespaces > 0, "
+        "kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0 (those "
+        "that exist), or run as root");
 }
 
 static int take_ready(struct sg_spawner *sp, struct sg_error *err)
@@ -157,13 +168,15 @@ static int take_ready(struct sg_spawner *sp, struct sg_error *err)
     unsigned n;
     struct pollfd p = {.fd = sp->sock, .events = POLLIN};
     int r = poll(&p, 1, READY_MS) == 1 ? sg_wire_receive(sp->sock, &a, sizeof a, fds, &n) : -ETIMEDOUT;
-    if (r != 1 || a.op != SG_WIRE_READY || n != 0)
+    if (r != 1 || a.op != SG_WIRE_READY || n != 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, r < 0 ? -r : 0, "the spawner did not start");
+    }
     a.message[sizeof a.message - 1] = '\0';
     if (a.code != SG_OK) {
         sg_error_set(err, (enum sg_code)a.code, "local sandboxes cannot be made: %s", a.message);
-        if (err != NULL)
+        if (err != NULL) {
             err->sys = a.sys;
+        }
         return -1;
     }
     sp->facts = (struct sg_spawner_facts){.isolation = (enum sg_isolation)a.isolation,
@@ -178,11 +191,13 @@ static struct sg_spawner *spawner_new(const struct sg_spawner_config *cfg)
 {
     struct sg_spawner *sp = sg_xcalloc(1, sizeof *sp);
     size_t n = 0;
-    while (cfg->rootfs != NULL && cfg->rootfs[n] != NULL)
+    while (cfg->rootfs != NULL && cfg->rootfs[n] != NULL) {
         n++;
+    }
     sp->rootfs = sg_xcalloc(n + 1, sizeof *sp->rootfs);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         sp->rootfs[i] = sg_xstrdup(cfg->rootfs[i]);
+    }
     sp->pidfd = sp->sock = -1;
     sp->last = &sp->first;
     sp->next_id = 1;
@@ -194,14 +209,18 @@ static struct sg_spawner *spawner_new(const struct sg_spawner_config *cfg)
 static int check_config(const struct sg_spawner_config *cfg, struct sg_error *err)
 {
     size_t n = 0;
-    for (; cfg->rootfs != NULL && cfg->rootfs[n] != NULL; n++)
-        if (cfg->rootfs[n][0] != '/' || n >= SG_SPAWNER_ROOTFS_MAX)
-            return sg_error_set(err, SG_INVALID_REQUEST, "rootfs must be an absolute path, at most %u of them",
-                                SG_SPAWNER_ROOTFS_MAX);
-    if (cfg->state_dir[0] != '/' || cfg->agent_path[0] != '/')
+    for (; cfg->rootfs != NULL && cfg->rootfs[n] != NULL; n++) {
+        if (cfg->rootfs[n][0] != '/' || n >= SG_SPAWNER_ROOTFS_MAX) {
+            return sg_error_set(err, SG_INVALID_REQUEST,
+                                "rootfs must be an absolute path, at most %u of them", SG_SPAWNER_ROOTFS_MAX);
+        }
+    }
+    if (cfg->state_dir[0] != '/' || cfg->agent_path[0] != '/') {
         return sg_error_set(err, SG_INVALID_REQUEST, "state directory and agent must be absolute paths");
-    if (geteuid() == 0 && (cfg->uid_base < 1000 || cfg->uid_base > 2000000000U))
+    }
+    if (geteuid() == 0 && (cfg->uid_base < 1000 || cfg->uid_base > 2000000000U)) {
         return sg_error_set(err, SG_INVALID_REQUEST, "uid_base must be between 1000 and 2000000000");
+    }
     return 0;
 }
 
@@ -211,18 +230,22 @@ static int start(struct sg_spawner *sp, const struct sg_spawner_config *cfg, str
     static char bwrap[PATH_MAX];
     int pair[2];
     if (check_config(cfg, err) < 0 || find_bwrap(cfg->bwrap_path, bwrap, sizeof bwrap, err) < 0 ||
-        (a->lock = take_lock(cfg->state_dir, err)) < 0)
+        (a->lock = take_lock(cfg->state_dir, err)) < 0) {
         return -1;
-    if (!cfg->no_cgroups && sg_groups_open(&a->groups, cfg->state_dir, err) < 0)
+    }
+    if (!cfg->no_cgroups && sg_groups_open(&a->groups, cfg->state_dir, err) < 0) {
         return -1;
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
+    }
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make a socket pair");
+    }
     sp->sock = pair[0];
     a->sock = pair[1];
     a->bwrap = bwrap;
     sp->pid = fork_daemon(a->own.root_server, err);
-    if (sp->pid == 0)
+    if (sp->pid == 0) {
         sg_daemon_run(a);
+    }
     if (sp->pid < 0) {
         sp->pid = 0;
         return -1;
@@ -256,8 +279,9 @@ static void flush(struct sg_spawner *sp)
 {
     bool blocked = false;
     for (struct pending *p = sp->first; p != NULL && !blocked && !sp->dead; p = p->next) {
-        if (p->sent)
+        if (p->sent) {
             continue;
+        }
         blocked = sg_wire_send(sp->sock, &p->request, sizeof p->request, NULL, 0) == -EAGAIN;
         p->sent = !blocked; /* another error shows as end of file */
     }
@@ -282,11 +306,13 @@ static struct pending *pending_take(struct sg_spawner *sp, uint64_t id, uint32_t
     for (struct pending **at = &sp->first; *at != NULL; at = &(*at)->next) {
         struct pending *p = *at;
         bool fits = op == SG_WIRE_BUILT ? p->built != NULL : p->destroyed != NULL;
-        if (p->request.id != id || !fits)
+        if (p->request.id != id || !fits) {
             continue;
+        }
         *at = p->next;
-        if (sp->last == &p->next)
+        if (sp->last == &p->next) {
             sp->last = at;
+        }
         return p;
     }
     return NULL;
@@ -294,11 +320,14 @@ static struct pending *pending_take(struct sg_spawner *sp, uint64_t id, uint32_t
 
 static int rootfs_index(const struct sg_spawner *sp, const char *rootfs)
 {
-    if (rootfs == NULL)
+    if (rootfs == NULL) {
         return -1;
-    for (int i = 0; sp->rootfs[i] != NULL; i++)
-        if (sg_streq(sp->rootfs[i], rootfs))
+    }
+    for (int i = 0; sp->rootfs[i] != NULL; i++) {
+        if (sg_streq(sp->rootfs[i], rootfs)) {
             return i;
+        }
+    }
     return -2;
 }
 
@@ -308,7 +337,8 @@ void sg_spawner_build(struct sg_spawner *sp, const struct sg_slot_spec *spec,
     int rootfs = rootfs_index(sp, spec->rootfs);
     if (sp->dead || spec->slot >= SG_SPAWNER_SLOTS_MAX || rootfs < -1 || spec->disk_bytes <= 0) {
         struct sg_error err = {0};
-        sg_error_set(&err, SG_UNAVAILABLE, sp->dead ? "the spawner is gone" : "slot %u: a bad specification", spec->slot);
+        sg_error_set(&err, SG_UNAVAILABLE, sp->dead ? "the spawner is gone" : "slot %u: a bad specification",
+                     spec->slot);
         done(arg, NULL, &err);
         return;
     }
@@ -324,8 +354,8 @@ void sg_spawner_build(struct sg_spawner *sp, const struct sg_slot_spec *spec,
     flush(sp);
 }
 
-void sg_spawner_destroy(struct sg_spawner *sp, uint32_t slot, void (*done)(void *arg, const struct sg_error *err),
-                        void *arg)
+void sg_spawner_destroy(struct sg_spawner *sp, uint32_t slot,
+                        void (*done)(void *arg, const struct sg_error *err), void *arg)
 {
     if (sp->dead || slot >= SG_SPAWNER_SLOTS_MAX) {
         done(arg, NULL); /* nothing outlives the spawner */
@@ -344,17 +374,19 @@ static void fill_error(struct sg_error *err, const struct sg_wire_answer *a)
 }
 
 /* false: the descriptors are not those the answer speaks of. */
-static bool fill_built(struct sg_slot_built *b, const struct sg_wire_answer *a, const int *fds, unsigned n_fds)
+static bool fill_built(struct sg_slot_built *b, const struct sg_wire_answer *a, const int *fds,
+                       unsigned n_fds)
 {
-    int *where[SG_WIRE_FDS_MAX] = {&b->agent_fd, &b->pidfd,        &b->cgroup_fd,   &b->oom_fd,
+    int *where[SG_WIRE_FDS_MAX] = {&b->agent_fd,     &b->pidfd,        &b->cgroup_fd,   &b->oom_fd,
                                    &b->limit_fds[0], &b->limit_fds[1], &b->limit_fds[2]};
     unsigned used = 0;
     for (unsigned i = 0; i < SG_WIRE_FDS_MAX; i++) {
         bool there = (a->fds & (1U << i)) != 0 && used < n_fds;
         *where[i] = there ? fds[used++] : -1;
     }
-    for (unsigned i = used; i < n_fds; i++)
+    for (unsigned i = used; i < n_fds; i++) {
         sg_close(fds[i]);
+    }
     b->agent_pid = a->agent_pid;
     b->agent_uid = a->agent_uid;
     b->command_uid = a->command_uid;
@@ -374,10 +406,12 @@ static pid_t pid_of(int pidfd)
     int pid = 0;
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
     FILE *f = fopen(path, "re");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL && sscanf(line, "Pid: %d", &pid) != 1)
+    while (f != NULL && fgets(line, sizeof line, f) != NULL && sscanf(line, "Pid: %d", &pid) != 1) {
         ;
-    if (f != NULL)
+    }
+    if (f != NULL) {
         fclose(f);
+    }
     return (pid_t)pid;
 }
 
@@ -392,10 +426,11 @@ static void answer_built(struct pending *p, const struct sg_wire_answer *a, cons
         return;
     }
     sg_slot_built_finish(&b);
-    if (a->code != SG_OK)
+    if (a->code != SG_OK) {
         fill_error(&err, a);
-    else
+    } else {
         sg_error_set(&err, SG_INTERNAL, "the spawner's answer lacks descriptors");
+    }
     p->built(p->arg, NULL, &err);
 }
 
@@ -406,13 +441,16 @@ static void dispatch(struct sg_spawner *sp, struct sg_wire_answer *a, const int 
     if (p != NULL && a->op == SG_WIRE_BUILT) {
         answer_built(p, a, fds, n_fds);
     } else {
-        for (unsigned i = 0; i < n_fds; i++)
+        for (unsigned i = 0; i < n_fds; i++) {
             sg_close(fds[i]);
+        }
         struct sg_error err = {0};
-        if (p != NULL && a->code != SG_OK)
+        if (p != NULL && a->code != SG_OK) {
             fill_error(&err, a);
-        if (p != NULL)
+        }
+        if (p != NULL) {
             p->destroyed(p->arg, a->code != SG_OK ? &err : NULL);
+        }
     }
     free(p);
 }
@@ -426,30 +464,35 @@ static void lose(struct sg_spawner *sp)
     while (sp->first != NULL) {
         struct pending *p = sp->first;
         sp->first = p->next;
-        if (sp->first == NULL)
+        if (sp->first == NULL) {
             sp->last = &sp->first;
-        if (p->built != NULL)
+        }
+        if (p->built != NULL) {
             p->built(p->arg, NULL, &err);
-        else
+        } else {
             p->destroyed(p->arg, NULL);
+        }
         free(p);
     }
-    if (sp->died != NULL)
+    if (sp->died != NULL) {
         sp->died(sp->died_arg);
+    }
 }
 
 static void ready(struct sg_watch *w, uint32_t events)
 {
     struct sg_spawner *sp = (struct sg_spawner *)((char *)w - offsetof(struct sg_spawner, watch));
-    if (events & EPOLLOUT)
+    if (events & EPOLLOUT) {
         flush(sp);
+    }
     for (;;) {
         struct sg_wire_answer a;
         int fds[SG_WIRE_FDS_MAX];
         unsigned n_fds;
         int r = sg_wire_receive(sp->sock, &a, sizeof a, fds, &n_fds);
-        if (r == -EAGAIN)
+        if (r == -EAGAIN) {
             return;
+        }
         if (r != 1) {
             lose(sp);
             return;
@@ -486,33 +529,39 @@ static void detach(struct sg_task *t)
 
 static void leave_reactor(struct sg_spawner *sp)
 {
-    if (sp->reactor == NULL)
+    if (sp->reactor == NULL) {
         return;
+    }
     sp->detach.run = detach;
     sg_reactor_post(sp->reactor, &sp->detach);
     pthread_mutex_lock(&sp->lock);
-    while (!sp->detached)
+    while (!sp->detached) {
         pthread_cond_wait(&sp->detached_changed, &sp->lock);
+    }
     pthread_mutex_unlock(&sp->lock);
 }
 
 static void end_process(struct sg_spawner *sp)
 {
     sp->sock = sg_close(sp->sock);
-    if (sp->pid <= 0)
+    if (sp->pid <= 0) {
         return;
+    }
     struct pollfd p = {.fd = sp->pidfd, .events = POLLIN};
-    if (sp->pidfd < 0 || poll(&p, 1, END_MS) != 1)
+    if (sp->pidfd < 0 || poll(&p, 1, END_MS) != 1) {
         kill(sp->pid, SIGKILL);
-    while (waitpid(sp->pid, NULL, 0) < 0 && errno == EINTR)
+    }
+    while (waitpid(sp->pid, NULL, 0) < 0 && errno == EINTR) {
         ;
+    }
     sp->pidfd = sg_close(sp->pidfd);
 }
 
 struct sg_spawner *sg_spawner_free(struct sg_spawner *sp)
 {
-    if (sp == NULL)
+    if (sp == NULL) {
         return NULL;
+    }
     leave_reactor(sp);
     end_process(sp);
     while (sp->first != NULL) {
@@ -520,8 +569,9 @@ struct sg_spawner *sg_spawner_free(struct sg_spawner *sp)
         sp->first = p->next;
         free(p);
     }
-    for (size_t i = 0; sp->rootfs[i] != NULL; i++)
+    for (size_t i = 0; sp->rootfs[i] != NULL; i++) {
         free(sp->rootfs[i]);
+    }
     free(sp->rootfs);
     pthread_cond_destroy(&sp->detached_changed);
     pthread_mutex_destroy(&sp->lock);

@@ -1,19 +1,22 @@
 /* The one process that starts bubblewrap, and the server's end of it.
  *
- * sg_spawner_start() forks it before any thread exists; it stays single-threaded, so that PDEATHSIG of what it starts
- * is tied to the process and not to some worker. It is also the first process of a PID namespace around all sandboxes, so
- * that not even SIGKILL leaves anything behind. The server talks to it over a SOCK_SEQPACKET pair, whose end of file ends it.
+ * sg_spawner_start() forks it before any thread exists; it stays single-threaded, so that PDEATHSIG of what
+ * it starts is tied to the process and not to some worker. It is also the first process of a PID namespace
+ * around all sandboxes, so that not even SIGKILL leaves anything behind. The server talks to it over a
+ * SOCK_SEQPACKET pair, whose end of file ends it.
  *
- * A slot is one sandbox, known by its number. It has its own user, PID, mount, network, IPC, UTS and cgroup namespaces,
- * read-only system directories, a generated /etc, a fresh /proc, a minimal /dev, no /sys, and /workspace, /home/sandbox,
- * /tmp, /run and /dev/shm on one sized tmpfs (or a host directory). Its first process is the agent, which says HELLO
- * by itself; a build is done when that has arrived (it is still unread when the caller gets the socket).
+ * A slot is one sandbox, known by its number. It has its own user, PID, mount, network, IPC, UTS and cgroup
+ * namespaces, read-only system directories, a generated /etc, a fresh /proc, a minimal /dev, no /sys, and
+ * /workspace, /home/sandbox, /tmp, /run and /dev/shm on one sized tmpfs (or a host directory). Its first
+ * process is the agent, which says HELLO by itself; a build is done when that has arrived (it is still unread
+ * when the caller gets the socket).
  *
- *   Root server: slot n has two host uids, uid_base + 2n for the agent (uid 0 inside, with SETUID, SETGID and KILL
- *   only) and uid_base + 2n + 1 for commands (uid 1000 inside, no capabilities): agent_isolation "uid".
+ *   Root server: slot n has two host uids, uid_base + 2n for the agent (uid 0 inside, with SETUID, SETGID and
+ * KILL only) and uid_base + 2n + 1 for commands (uid 1000 inside, no capabilities): agent_isolation "uid".
  *   Ordinary-user server: one uid for both, 1000 inside: "dumpable", with a stricter system call filter.
  *
- * Functions are for the reactor thread unless they say otherwise and never block; callbacks run on the reactor thread.
+ * Functions are for the reactor thread unless they say otherwise and never block; callbacks run on the
+ * reactor thread.
  */
 #ifndef SG_SPAWNER_H
 #define SG_SPAWNER_H
@@ -32,12 +35,12 @@
 struct sg_spawner;
 
 struct sg_spawner_config {
-    const char *state_dir;             /* absolute, exists; `slots` below it is the spawner's own */
-    const char *agent_path;            /* the sandgate-agent binary; read once, at the start */
-    const char *bwrap_path;            /* NULL: bwrap from PATH */
-    const char *const *rootfs;         /* root file systems that slots may ask for, NULL-terminated; or NULL */
-    uint32_t uid_base;                 /* first host uid and gid of the slots; root server only */
-    bool no_cgroups;                   /* leave control groups alone (for tests of the other means) */
+    const char *state_dir;     /* absolute, exists; `slots` below it is the spawner's own */
+    const char *agent_path;    /* the sandgate-agent binary; read once, at the start */
+    const char *bwrap_path;    /* NULL: bwrap from PATH */
+    const char *const *rootfs; /* root file systems that slots may ask for, NULL-terminated; or NULL */
+    uint32_t uid_base;         /* first host uid and gid of the slots; root server only */
+    bool no_cgroups;           /* leave control groups alone (for tests of the other means) */
 };
 
 enum sg_isolation { SG_ISOLATION_UID, SG_ISOLATION_DUMPABLE };
@@ -56,26 +59,28 @@ struct sg_spawner_facts {
     enum sg_means memory, pids, cpu;
 };
 
-/* Forks the spawner; the process must have one thread. Returns once it is ready: it has looked for all it needs, made
- * what slots share and removed what a crashed predecessor with the same state_dir left. SG_UNAVAILABLE with a
- * message that says what is missing and how to get it. */
+/* Forks the spawner; the process must have one thread. Returns once it is ready: it has looked for all it
+ * needs, made what slots share and removed what a crashed predecessor with the same state_dir left.
+ * SG_UNAVAILABLE with a message that says what is missing and how to get it. */
 int sg_spawner_start(struct sg_spawner **ret, const struct sg_spawner_config *cfg, struct sg_error *err);
 
-/* The checks of sg_spawner_start() and one real build of a throw-away sandbox, nothing kept. Blocks up to 10 s. */
+/* The checks of sg_spawner_start() and one real build of a throw-away sandbox, nothing kept. Blocks up to 10
+ * s. */
 int sg_spawner_probe(const struct sg_spawner_config *cfg, struct sg_error *err);
 
 /* Any thread. */
 const struct sg_spawner_facts *sg_spawner_facts(const struct sg_spawner *sp);
 pid_t sg_spawner_pid(const struct sg_spawner *sp);
 
-/* Reads the spawner's answers on r from now on. Once, before any build, on any thread. died is called when the spawner is gone
- * without having been asked to go; every pending callback has had SG_UNAVAILABLE before, and all slots must be closed. */
+/* Reads the spawner's answers on r from now on. Once, before any build, on any thread. died is called when
+ * the spawner is gone without having been asked to go; every pending callback has had SG_UNAVAILABLE before,
+ * and all slots must be closed. */
 int sg_spawner_attach(struct sg_spawner *sp, struct sg_reactor *r, void (*died)(void *arg), void *arg,
                       struct sg_error *err);
 
-/* Ends the spawner: every slot is killed, its groups and directories removed. Blocks (at most 10 s, then it is
- * killed). Callbacks still pending are dropped. Not on the reactor thread, whose reactor must still run or be freed
- * already. NULL-safe, returns NULL. */
+/* Ends the spawner: every slot is killed, its groups and directories removed. Blocks (at most 10 s, then it
+ * is killed). Callbacks still pending are dropped. Not on the reactor thread, whose reactor must still run or
+ * be freed already. NULL-safe, returns NULL. */
 struct sg_spawner *sg_spawner_free(struct sg_spawner *sp);
 
 struct sg_slot_spec {
@@ -93,28 +98,32 @@ struct sg_slot_spec {
 #define SG_SLOT_LIMIT_FDS 3U
 
 struct sg_slot_built {
-    int agent_fd;    /* connected SOCK_SEQPACKET, non-blocking; HELLO is waiting in it */
-    int pidfd;       /* of the agent, the init of the slot's PID namespace; readable once the namespace is empty */
-    int cgroup_fd;   /* directory for sg_cgroups_new(), where exec groups go; -1 with SG_TREE_KILL_HELPER */
-    int oom_fd;      /* for sg_oom_kills(); -1: nobody counts */
-    int limit_fds[SG_SLOT_LIMIT_FDS]; /* open `tasks` files of v1 groups that commands must join; -1: unused */
-    pid_t agent_pid; /* for people; signals go through pidfd */
-    uint32_t agent_uid, command_uid; /* of the host */
+    int agent_fd; /* connected SOCK_SEQPACKET, non-blocking; HELLO is waiting in it */
+    int pidfd; /* of the agent, the init of the slot's PID namespace; readable once the namespace is empty */
+    int cgroup_fd; /* directory for sg_cgroups_new(), where exec groups go; -1 with SG_TREE_KILL_HELPER */
+    int oom_fd;    /* for sg_oom_kills(); -1: nobody counts */
+    int limit_fds[SG_SLOT_LIMIT_FDS]; /* open `tasks` files of v1 groups that commands must join; -1: unused
+                                       */
+    pid_t agent_pid;                  /* for people; signals go through pidfd */
+    uint32_t agent_uid, command_uid;  /* of the host */
     enum sg_isolation isolation;
     enum sg_tree_kill tree_kill;
-    enum sg_means memory, pids, cpu, disk; /* how the limits asked for are enforced; NONE also when none was asked for */
+    enum sg_means memory, pids, cpu,
+        disk; /* how the limits asked for are enforced; NONE also when none was asked for */
 };
 
-/* Builds a sandbox. done is called exactly once: err NULL and b, whose descriptors then belong to the callee; or err (SG_UNAVAILABLE,
- * SG_INTERNAL), after which nothing of the attempt is left. Builds run side by side. */
+/* Builds a sandbox. done is called exactly once: err NULL and b, whose descriptors then belong to the callee;
+ * or err (SG_UNAVAILABLE, SG_INTERNAL), after which nothing of the attempt is left. Builds run side by side.
+ */
 void sg_spawner_build(struct sg_spawner *sp, const struct sg_slot_spec *spec,
-                      void (*done)(void *arg, struct sg_slot_built *b, const struct sg_error *err), void *arg);
+                      void (*done)(void *arg, struct sg_slot_built *b, const struct sg_error *err),
+                      void *arg);
 
-/* Kills the slot and waits until nothing of it is left: no process, no group member, no file. The caller should have closed its agent
- * socket. done(NULL) exactly once; SG_INTERNAL when something would not die within 10 s, then the slot stays unusable.
- * A slot that was never built or has died succeeds too. */
-void sg_spawner_destroy(struct sg_spawner *sp, uint32_t slot, void (*done)(void *arg, const struct sg_error *err),
-                        void *arg);
+/* Kills the slot and waits until nothing of it is left: no process, no group member, no file. The caller
+ * should have closed its agent socket. done(NULL) exactly once; SG_INTERNAL when something would not die
+ * within 10 s, then the slot stays unusable. A slot that was never built or has died succeeds too. */
+void sg_spawner_destroy(struct sg_spawner *sp, uint32_t slot,
+                        void (*done)(void *arg, const struct sg_error *err), void *arg);
 
 /* Closes the descriptors of b that are still there. */
 void sg_slot_built_finish(struct sg_slot_built *b);

@@ -36,8 +36,9 @@ static void waiter_done(struct waiter *w, const struct sg_error *err)
 {
     pthread_mutex_lock(&w->lock);
     w->result = err != NULL ? -1 : 0;
-    if (err != NULL)
+    if (err != NULL) {
         sg_error_copy(&w->err, err);
+    }
     w->done = true;
     pthread_cond_signal(&w->changed);
     pthread_mutex_unlock(&w->lock);
@@ -50,20 +51,23 @@ static int waiter_wait(struct waiter *w, struct sg_error *err)
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += RIG_WAIT_MS / 1000;
     pthread_mutex_lock(&w->lock);
-    while (!w->done && r == 0)
+    while (!w->done && r == 0) {
         r = pthread_cond_timedwait(&w->changed, &w->lock, &until);
+    }
     pthread_mutex_unlock(&w->lock);
     cr_assert_eq(r, 0, "no answer of the spawner");
-    if (err != NULL)
+    if (err != NULL) {
         *err = w->err;
+    }
     return w->result;
 }
 
 static void on_built(void *arg, struct sg_slot_built *b, const struct sg_error *err)
 {
     struct waiter *w = arg;
-    if (b != NULL)
+    if (b != NULL) {
         w->built = *b;
+    }
     waiter_done(w, err);
 }
 
@@ -110,8 +114,9 @@ static void copy_agent(struct rig *r)
 void rig_prepare(struct rig *r, unsigned flags)
 {
     *r = (struct rig){0};
-    if (geteuid() != 0 && !(flags & RIG_USER_SERVER))
+    if (geteuid() != 0 && !(flags & RIG_USER_SERVER)) {
         cr_skip_test("needs root");
+    }
     snprintf(r->state, sizeof r->state, "/tmp/sg-spawner-XXXXXX");
     cr_assert_not_null(mkdtemp(r->state));
     if (geteuid() == 0 && (flags & RIG_USER_SERVER)) {
@@ -126,7 +131,9 @@ void rig_prepare(struct rig *r, unsigned flags)
 
 void rig_config(const struct rig *r, struct sg_spawner_config *cfg, unsigned flags)
 {
-    *cfg = (struct sg_spawner_config){.state_dir = r->state, .agent_path = r->agent, .uid_base = RIG_UID_BASE,
+    *cfg = (struct sg_spawner_config){.state_dir = r->state,
+                                      .agent_path = r->agent,
+                                      .uid_base = RIG_UID_BASE,
                                       .no_cgroups = (flags & RIG_NO_CGROUPS) != 0};
 }
 
@@ -165,19 +172,26 @@ void rig_stop(struct rig *r)
 
 struct sg_slot_spec rig_spec(uint32_t n)
 {
-    return (struct sg_slot_spec){.slot = n, .disk_bytes = 64 << 20, .memory_bytes = 256 << 20, .pids = 128,
-                                 .cpu_milli = 2000, .deadline_ms = sg_now_ms() + SG_SPAWNER_BUILD_MS};
+    return (struct sg_slot_spec){.slot = n,
+                                 .disk_bytes = 64 << 20,
+                                 .memory_bytes = 256 << 20,
+                                 .pids = 128,
+                                 .cpu_milli = 2000,
+                                 .deadline_ms = sg_now_ms() + SG_SPAWNER_BUILD_MS};
 }
 
 int rig_build(struct rig *r, const struct sg_slot_spec *spec, struct rig_slot *s, struct sg_error *err)
 {
     struct waiter w = {.spec = spec};
     *s = (struct rig_slot){.n = spec->slot, .next_id = 1};
-    if (ask(r, &w, do_build, err) < 0)
+    if (ask(r, &w, do_build, err) < 0) {
         return -1;
+    }
     s->b = w.built;
-    if (s->b.cgroup_fd >= 0)
-        cr_assert_eq(sg_cgroups_new(&s->groups, r->reactor, sg_steal_fd(&s->b.cgroup_fd), s->b.agent_uid, NULL), 0);
+    if (s->b.cgroup_fd >= 0) {
+        cr_assert_eq(
+            sg_cgroups_new(&s->groups, r->reactor, sg_steal_fd(&s->b.cgroup_fd), s->b.agent_uid, NULL), 0);
+    }
     char hello[SG_AGENT_PACKET_MAX];
     cr_assert_gt(recv(s->b.agent_fd, hello, sizeof hello, 0), 0);
     return 0;
@@ -215,7 +229,9 @@ static void send_packet(int sock, const void *packet, size_t len, const int *fds
     char copy[SG_AGENT_PACKET_MAX];
     memcpy(copy, packet, len);
     struct iovec iov = {copy, len};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.space,
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = control.space,
                          .msg_controllen = CMSG_SPACE(sizeof(int) * n)};
     struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
     c->cmsg_level = SOL_SOCKET;
@@ -227,15 +243,17 @@ static void send_packet(int sock, const void *packet, size_t len, const int *fds
 
 static uint64_t start(struct rig_slot *s, struct sg_cgroup *group, const char *const *argv, int *out)
 {
-    static const char *const env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/home/sandbox", "USER=sandbox",
-                                      "LANG=C.UTF-8", "TERM=dumb"};
+    static const char *const env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/home/sandbox",
+                                      "USER=sandbox", "LANG=C.UTF-8", "TERM=dumb"};
     char strings[32768], packet[SG_AGENT_PACKET_MAX];
     size_t len = 0, argc = 0;
     len += (size_t)snprintf(strings, sizeof strings, "/workspace") + 1;
-    for (; argv[argc] != NULL; argc++)
+    for (; argv[argc] != NULL; argc++) {
         len += (size_t)snprintf(strings + len, sizeof strings - len, "%s", argv[argc]) + 1;
-    for (size_t i = 0; i < SG_COUNT_OF(env); i++)
+    }
+    for (size_t i = 0; i < SG_COUNT_OF(env); i++) {
         len += (size_t)snprintf(strings + len, sizeof strings - len, "%s", env[i]) + 1;
+    }
     int pipe_fds[2], fds[SG_AGENT_FDS_MAX];
     cr_assert_eq(pipe2(pipe_fds, O_CLOEXEC), 0);
     unsigned n = 0;
@@ -245,9 +263,11 @@ static uint64_t start(struct rig_slot *s, struct sg_cgroup *group, const char *c
         fds[n++] = sg_cgroup_dir(group);
         fds[n++] = sg_cgroup_procs(group);
     }
-    for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++)
-        if (s->b.limit_fds[i] >= 0)
+    for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
+        if (s->b.limit_fds[i] >= 0) {
             fds[n++] = s->b.limit_fds[i];
+        }
+    }
     struct sg_agent_msg m = {.type = SG_AGENT_SPAWN, .nfds = n, .id = s->next_id++};
     m.u.spawn.flags = group != NULL ? SG_AGENT_SPAWN_GROUP : SG_AGENT_SPAWN_HELPER;
     m.u.spawn.argc = (uint32_t)argc;
@@ -272,8 +292,9 @@ void rig_wait(struct rig_slot *s, uint64_t id, struct rig_result *ret)
         ssize_t n = recv(s->b.agent_fd, packet, sizeof packet, 0);
         cr_assert_gt(n, 0, "the agent is gone");
         cr_assert_eq(sg_agent_decode(packet, (size_t)n, 0, SG_AGENT_FROM_AGENT, &m), 0);
-        if (m.id != id)
+        if (m.id != id) {
             continue;
+        }
         if (m.type == SG_AGENT_SPAWN_FAILED) {
             ret->failed_stage = (int)m.u.failed.stage;
             ret->failed_error = (int)m.u.failed.error;
@@ -295,8 +316,9 @@ void rig_run(struct rig_slot *s, struct sg_cgroup *group, const char *const *arg
     uint64_t id = start(s, group, argv, &out);
     while (len < sizeof text - 1 && rig_readable(out, RIG_WAIT_MS)) {
         ssize_t n = read(out, text + len, sizeof text - 1 - len);
-        if (n <= 0)
+        if (n <= 0) {
             break;
+        }
         len += (size_t)n;
     }
     close(out);
@@ -315,8 +337,9 @@ int rig_sh(struct rig_slot *s, struct rig_result *ret, const char *script)
 {
     const char *const argv[] = {"/bin/sh", "-c", script, NULL};
     struct sg_cgroup *group = NULL;
-    if (s->groups != NULL)
+    if (s->groups != NULL) {
         cr_assert_eq(sg_cgroups_acquire(s->groups, &group, NULL), 0);
+    }
     rig_run(s, group, argv, ret);
     if (group != NULL) {
         sg_cgroup_kill(group);
@@ -340,11 +363,14 @@ unsigned rig_count_processes(unsigned from, unsigned to)
         char line[256];
         unsigned uid[4] = {0};
         (void)st;
-        while (f != NULL && fgets(line, sizeof line, f) != NULL)
-            if (sscanf(line, "Uid: %u %u %u %u", &uid[0], &uid[1], &uid[2], &uid[3]) == 4)
+        while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+            if (sscanf(line, "Uid: %u %u %u %u", &uid[0], &uid[1], &uid[2], &uid[3]) == 4) {
                 break;
-        if (f != NULL)
+            }
+        }
+        if (f != NULL) {
             fclose(f);
+        }
         n += uid[0] >= from && uid[0] < to;
     }
     closedir(d);
@@ -357,9 +383,11 @@ unsigned rig_count_fds(pid_t pid)
     unsigned n = 0;
     snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
     DIR *d = opendir(path);
-    while (d != NULL && readdir(d) != NULL)
+    while (d != NULL && readdir(d) != NULL) {
         n++;
-    if (d != NULL)
+    }
+    if (d != NULL) {
         closedir(d);
+    }
     return n;
 }

@@ -47,12 +47,13 @@ int rig_destroy(struct rig *r, struct rig_slot *s, struct sg_error *err);
 struct rig_result {
     int status, signal; /* of the command; -1: it was not started */
     int failed_stage, failed_error;
-    char out[65536];    /* stdout and stderr, NUL-terminated */
+    char out[65536]; /* stdout and stderr, NUL-terminated */
 };
 
 /* Runs argv in the slot as commands run, and waits for its end. group: see sg_cgroups_acquire(), or NULL. */
 void rig_run(struct rig_slot *s, struct sg_cgroup *group, const char *const *argv, struct rig_result *ret);
-/* The same for /bin/sh -c, in a group of its own that is killed and given back afterwards. Returns the status. */
+/* The same for /bin/sh -c, in a group of its own that is killed and given back afterwards. Returns the
+ * status. */
 int rig_sh(struct rig_slot *s, struct rig_result *ret, const char *script);
 /* Starts and does not wait; the id to wait with. *out: the read end of its output. */
 uint64_t rig_start_sh(struct rig_slot *s, struct sg_cgroup *group, const char *script, int *out);

@@ -15,8 +15,9 @@ static void one_slot(unsigned flags)
     struct rig_result res;
     rig_start(&r, flags);
     rig_up(&r, 3, &s);
-    cr_assert_eq(rig_sh(&s, &res, "echo hello; id -u; id -un; hostname; pwd; echo x >/workspace/f && cat /workspace/f"), 0,
-                 "%s", res.out);
+    cr_assert_eq(rig_sh(&s, &res,
+                        "echo hello; id -u; id -un; hostname; pwd; echo x >/workspace/f && cat /workspace/f"),
+                 0, "%s", res.out);
     cr_assert_str_eq(res.out, "hello\n1000\nsandbox\nsandbox\n/workspace\nx\n");
     cr_assert_eq(rig_destroy(&r, &s, NULL), 0);
     rig_stop(&r);
