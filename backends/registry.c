@@ -13,7 +13,8 @@ struct sg_backends {
 static int make_local_bwrap(const struct sg_backend_settings *s, const struct sg_backend_parts *parts,
                             struct sg_driver **ret, struct sg_error *err)
 {
-    const struct sg_local_parts p = {.reactor = parts->reactor, .workq = parts->workq, .spawner = parts->spawner};
+    const struct sg_local_parts p = {
+        .reactor = parts->reactor, .workq = parts->workq, .spawner = parts->spawner};
     if (parts->spawner == NULL) {
         return sg_error_set(err, SG_UNAVAILABLE, "there is no spawner to make sandboxes with");
     }
@@ -27,15 +28,9 @@ static int make_fake(const struct sg_backend_settings *s, const struct sg_backen
 }
 
 static const struct sg_backend_row rows[] = {
-    {"worktree", NULL},
-    {"docker", NULL},
-    {"local_bwrap", make_local_bwrap},
-    {"e2b", NULL},
-    {"modal", NULL},
-    {"daytona", NULL},
-    {"blaxel", NULL},
-    {"runloop", NULL},
-    {"vercel", NULL},
+    {"worktree", NULL},  {"docker", NULL},  {"local_bwrap", make_local_bwrap},
+    {"e2b", NULL},       {"modal", NULL},   {"daytona", NULL},
+    {"blaxel", NULL},    {"runloop", NULL}, {"vercel", NULL},
     {"fake", make_fake}, /* for tests: nothing but a configuration that names it turns it on */
 };
 
@@ -69,10 +64,12 @@ static int make_one(struct sg_backends *r, const char *name, const struct sg_bac
 {
     const struct sg_backend_row *row = sg_backend_row(name);
     if (row == NULL) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "backends.enabled", "there is no backend \"%s\"", name);
+        return sg_error_field(err, SG_INVALID_REQUEST, "backends.enabled", "there is no backend \"%s\"",
+                              name);
     }
     if (find(r, name) != NULL) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "backends.enabled", "backend \"%s\" is named twice", name);
+        return sg_error_field(err, SG_INVALID_REQUEST, "backends.enabled", "backend \"%s\" is named twice",
+                              name);
     }
     if (row->make == NULL) {
         return sg_error_field(err, SG_NOT_IMPLEMENTED, "backends.enabled",

@@ -27,21 +27,21 @@ struct sg_backend_settings {
     const char *fake_script; /* JSON, or NULL */
 };
 
-/* A row of the table. Every backend of the product has one, also those this build has no driver for; what is known of
- * each is in facts.h. */
+/* A row of the table. Every backend of the product has one, also those this build has no driver for; what is
+ * known of each is in facts.h. */
 struct sg_backend_row {
     const char *name;
-    int (*make)(const struct sg_backend_settings *s, const struct sg_backend_parts *parts, struct sg_driver **ret,
-                struct sg_error *err); /* NULL: known but not built */
+    int (*make)(const struct sg_backend_settings *s, const struct sg_backend_parts *parts,
+                struct sg_driver **ret, struct sg_error *err); /* NULL: known but not built */
 };
 
 /* Row by position, NULL after the last; row by name, NULL when there is none. */
 const struct sg_backend_row *sg_backend_row_at(size_t i);
 const struct sg_backend_row *sg_backend_row(const char *name);
 
-/* Builds the named backends in order. SG_INVALID_REQUEST (field `backends.enabled`) for an unknown or repeated name,
- * SG_NOT_IMPLEMENTED for one that is known but not built; a constructor's own error is passed on. On failure
- * nothing is left. */
+/* Builds the named backends in order. SG_INVALID_REQUEST (field `backends.enabled`) for an unknown or
+ * repeated name, SG_NOT_IMPLEMENTED for one that is known but not built; a constructor's own error is passed
+ * on. On failure nothing is left. */
 int sg_backends_new(const char *const *enabled, size_t n, const struct sg_backend_settings *s,
                     const struct sg_backend_parts *parts, struct sg_backends **ret, struct sg_error *err);
 /* Adds an instance made elsewhere; its name must be free (SG_CONFLICT). The registry owns it then. */
@@ -49,8 +49,8 @@ int sg_backends_add(struct sg_backends *r, struct sg_driver *d, struct sg_error 
 /* Ends all backends in reverse order. May block (shutdown only). NULL-safe. */
 struct sg_backends *sg_backends_free(struct sg_backends *r);
 
-/* The instance, borrowed. NULL with reason `backend_not_configured` (known and built, not enabled), `backend_not_built` or
- * `backend_unknown` in err (SG_NOT_FOUND). */
+/* The instance, borrowed. NULL with reason `backend_not_configured` (known and built, not enabled),
+ * `backend_not_built` or `backend_unknown` in err (SG_NOT_FOUND). */
 struct sg_driver *sg_backends_get(const struct sg_backends *r, const char *name, struct sg_error *err);
 /* Instances in the order of the configuration; NULL after the last. */
 struct sg_driver *sg_backends_at(const struct sg_backends *r, size_t i);

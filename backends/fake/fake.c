@@ -44,7 +44,8 @@ static int step_parse(const json_t *v, const char *path, struct fake_step *ret, 
     struct sg_json_reader r;
     struct fake_step s = {.lost_after_ms = -1};
     const char *code = NULL;
-    if (sg_json_begin(&r, v, path, err) < 0 || sg_json_int(&r, "delay_ms", 0, 3600000, &s.delay_ms, err) < 0 ||
+    if (sg_json_begin(&r, v, path, err) < 0 ||
+        sg_json_int(&r, "delay_ms", 0, 3600000, &s.delay_ms, err) < 0 ||
         sg_json_int(&r, "lost_after_ms", 0, 3600000, &s.lost_after_ms, err) < 0 ||
         sg_json_int(&r, "retry_after", 0, 3600, &s.retry_after, err) < 0 ||
         sg_json_bool(&r, "stall", &s.stall, err) < 0 || sg_json_str(&r, "message", &s.message, err) < 0 ||
@@ -114,7 +115,8 @@ static int names_parse(struct fake *f, struct sg_json_reader *r, struct sg_error
         const char *name = json_string_value(json_array_get(caps, i));
         unsigned bit = name != NULL ? sg_cap_parse(name) : 0;
         if (bit == 0) {
-            return sg_error_field(err, SG_INVALID_REQUEST, "caps", "item %zu is not the name of a capability", i);
+            return sg_error_field(err, SG_INVALID_REQUEST, "caps", "item %zu is not the name of a capability",
+                                  i);
         }
         f->base.facts.caps |= bit;
     }
@@ -257,7 +259,8 @@ static void create_answer(struct fake_create *c, struct fake_sandbox *sb, const 
 
 static void create_cancelled(struct sg_task *t)
 {
-    struct fake_create *c = (struct fake_create *)(void *)((char *)t - offsetof(struct fake_create, cancel_task));
+    struct fake_create *c =
+        (struct fake_create *)(void *)((char *)t - offsetof(struct fake_create, cancel_task));
     if (c->answered) {
         create_free(c);
         return;
@@ -301,7 +304,8 @@ static struct fake_sandbox *sandbox_new(struct fake *f, int64_t lost_after_ms)
 
 static void create_timeout(struct sg_timer *t)
 {
-    struct fake_create *c = (struct fake_create *)(void *)((char *)t - offsetof(struct fake_create, op.timer));
+    struct fake_create *c =
+        (struct fake_create *)(void *)((char *)t - offsetof(struct fake_create, op.timer));
     struct sg_error err = {0};
     sg_error_set(&err, SG_ACQUIRE_TIMEOUT, "no sandbox became free in time");
     sg_error_retry_after(&err, 1);
@@ -437,7 +441,8 @@ static void terminate(struct sg_sandbox *sb, const struct sg_done *done)
 
 static void sandbox_free_task(struct sg_task *t)
 {
-    struct fake_sandbox *sb = (struct fake_sandbox *)(void *)((char *)t - offsetof(struct fake_sandbox, free_task));
+    struct fake_sandbox *sb =
+        (struct fake_sandbox *)(void *)((char *)t - offsetof(struct fake_sandbox, free_task));
     fake_files_finish(sb);
     fake_unref(sb->f);
     free(sb);
@@ -466,9 +471,8 @@ static int dial_now(const struct fake_dial *d, int *ret, struct sg_error *err)
     if (fake_sandbox_usable(d->op.sb, err) < 0) {
         return -1;
     }
-    struct sockaddr_in to = {.sin_family = AF_INET,
-                             .sin_port = htons((uint16_t)port),
-                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         return sg_error_sys(err, SG_INTERNAL, errno, "cannot make a socket");
@@ -626,7 +630,8 @@ static void lose_run(struct sg_task *t)
 {
     struct lose_call *c = (struct lose_call *)t;
     struct fake_sandbox *sb = NULL;
-    DL_FOREACH(c->f->sandboxes, sb) {
+    DL_FOREACH(c->f->sandboxes, sb)
+    {
         if (sg_streq(sb->base.id, c->id)) {
             break;
         }

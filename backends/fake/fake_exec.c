@@ -30,8 +30,8 @@ struct out {
 struct fake_exec {
     struct sg_exec base;
     atomic_int refs;
-    atomic_bool ended;    /* for signal() on other threads */
-    atomic_bool released; /* no callbacks any more */
+    atomic_bool ended;       /* for signal() on other threads */
+    atomic_bool released;    /* no callbacks any more */
     struct fake_sandbox *sb; /* one reference */
     struct sg_exec_sink sink;
     enum exec_state state;
@@ -448,7 +448,8 @@ static void exec_release(struct sg_exec *e)
     exec_unref(x);
 }
 
-static const struct sg_exec_ops exec_ops = {.kill = exec_kill, .signal = exec_signal, .release = exec_release};
+static const struct sg_exec_ops exec_ops = {
+    .kill = exec_kill, .signal = exec_signal, .release = exec_release};
 
 /* ---- start ---- */
 
@@ -501,7 +502,8 @@ static void exec_started(struct fake_op *op, const struct sg_error *err)
 /* Splits `/bin/sh -c TEXT` at blanks and ';', takes an argv as one command. */
 static void split(struct fake_exec *x, const char *const *argv)
 {
-    bool shell = sg_streq(argv[0], "/bin/sh") && argv[1] != NULL && sg_streq(argv[1], "-c") && argv[2] != NULL;
+    bool shell =
+        sg_streq(argv[0], "/bin/sh") && argv[1] != NULL && sg_streq(argv[1], "-c") && argv[2] != NULL;
     size_t n = 0;
     if (!shell) {
         size_t bytes = 0;
@@ -551,8 +553,8 @@ static struct fake_exec *exec_new(struct fake_sandbox *sb, const struct sg_exec_
     return x;
 }
 
-int fake_exec_start(struct sg_sandbox *sandbox, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink,
-                    struct sg_exec **ret, struct sg_error *err)
+int fake_exec_start(struct sg_sandbox *sandbox, const struct sg_exec_spec *spec,
+                    const struct sg_exec_sink *sink, struct sg_exec **ret, struct sg_error *err)
 {
     struct fake_sandbox *sb = (struct fake_sandbox *)sandbox;
     if (spec->argv[0] == NULL) {

@@ -47,7 +47,8 @@ struct fake_node *fake_find(struct fake_sandbox *sb, const char *abs)
     return node;
 }
 
-static struct fake_node *node_add(struct fake_sandbox *sb, const char *abs, enum sg_file_type type, uint32_t mode)
+static struct fake_node *node_add(struct fake_sandbox *sb, const char *abs, enum sg_file_type type,
+                                  uint32_t mode)
 {
     struct fake_node *node = sg_xcalloc(1, sizeof *node);
     node->path = sg_xstrdup(abs);
@@ -124,12 +125,14 @@ void fake_files_finish(struct fake_sandbox *sb)
 {
     struct fake_node *node = NULL;
     struct fake_node *next = NULL;
-    HASH_ITER(hh, sb->files, node, next) {
+    HASH_ITER(hh, sb->files, node, next)
+    {
         node_remove(sb, node);
     }
 }
 
-static struct fake_node *want(struct fake_sandbox *sb, const char *path, char abs[FAKE_PATH_MAX], struct sg_error *err)
+static struct fake_node *want(struct fake_sandbox *sb, const char *path, char abs[FAKE_PATH_MAX],
+                              struct sg_error *err)
 {
     if (fake_sandbox_usable(sb, err) < 0 || fake_path(path, abs, err) < 0) {
         return NULL;
@@ -141,8 +144,8 @@ static struct fake_node *want(struct fake_sandbox *sb, const char *path, char ab
     return node;
 }
 
-int fake_write(struct fake_sandbox *sb, const char *path, const char *data, size_t len, bool append, uint32_t mode,
-               bool *ret_created, struct sg_file_stat *ret_stat, struct sg_error *err)
+int fake_write(struct fake_sandbox *sb, const char *path, const char *data, size_t len, bool append,
+               uint32_t mode, bool *ret_created, struct sg_file_stat *ret_stat, struct sg_error *err)
 {
     char abs[FAKE_PATH_MAX];
     if (fake_sandbox_usable(sb, err) < 0 || fake_path(path, abs, err) < 0) {
@@ -262,7 +265,8 @@ static int do_list(struct file_op *o, struct sg_error *err)
     }
     size_t skip = strlen(abs) + (abs[1] != '\0');
     o->found.entries = sg_xcalloc(HASH_COUNT(o->op.sb->files), sizeof *o->found.entries);
-    HASH_ITER(hh, o->op.sb->files, node, next) {
+    HASH_ITER(hh, o->op.sb->files, node, next)
+    {
         if (!below(node->path, abs) || (!o->flag && strchr(node->path + skip, '/') != NULL)) {
             continue;
         }
@@ -307,7 +311,8 @@ static int do_remove(struct file_op *o, struct sg_error *err)
     if (abs[1] == '\0') {
         return sg_error_set(err, SG_FORBIDDEN, "the root cannot be removed");
     }
-    HASH_ITER(hh, o->op.sb->files, node, next) {
+    HASH_ITER(hh, o->op.sb->files, node, next)
+    {
         if (!below(node->path, abs)) {
             continue;
         }
@@ -358,7 +363,8 @@ static int do_move(struct file_op *o, struct sg_error *err)
     for (;;) {
         struct fake_node *child = NULL;
         struct fake_node *next = NULL;
-        HASH_ITER(hh, sb->files, child, next) {
+        HASH_ITER(hh, sb->files, child, next)
+        {
             if (below(child->path, from)) {
                 break;
             }
@@ -495,7 +501,8 @@ static void start(struct file_op *o, struct fake_sandbox *sb)
 
 /* ---- slots ---- */
 
-static int get(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err)
+static int get(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done,
+               struct sg_error *err)
 {
     (void)err;
     struct file_op *o = file_op_new(FILE_GET, path);
@@ -527,7 +534,8 @@ static int sink_write(struct sg_file_sink *sink, const void *data, size_t len, s
 }
 
 static void sink_commit(struct sg_file_sink *sink,
-                        void (*done)(void *arg, const struct sg_file_stat *st, bool created, const struct sg_error *err),
+                        void (*done)(void *arg, const struct sg_file_stat *st, bool created,
+                                     const struct sg_error *err),
                         void *arg)
 {
     struct fake_sink *s = (struct fake_sink *)sink;
@@ -543,7 +551,8 @@ static void sink_abort(struct sg_file_sink *sink)
     sink_free((struct fake_sink *)sink);
 }
 
-static const struct sg_file_sink_ops sink_ops = {.write = sink_write, .commit = sink_commit, .abort = sink_abort};
+static const struct sg_file_sink_ops sink_ops = {
+    .write = sink_write, .commit = sink_commit, .abort = sink_abort};
 
 static int put(struct sg_sandbox *sb, const struct sg_file_put_args *a, const struct sg_file_sink_done *done,
                struct sg_error *err)
@@ -562,7 +571,8 @@ static int put(struct sg_sandbox *sb, const struct sg_file_put_args *a, const st
     return 0;
 }
 
-static int stat_(struct sg_sandbox *sb, const char *path, const struct sg_file_stat_done *done, struct sg_error *err)
+static int stat_(struct sg_sandbox *sb, const char *path, const struct sg_file_stat_done *done,
+                 struct sg_error *err)
 {
     (void)err;
     struct file_op *o = file_op_new(FILE_STAT, path);
@@ -583,8 +593,8 @@ static int list(struct sg_sandbox *sb, const char *path, bool recursive, size_t 
     return 0;
 }
 
-static int mkdir_(struct sg_sandbox *sb, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
-                  struct sg_error *err)
+static int mkdir_(struct sg_sandbox *sb, const char *path, uint32_t mode,
+                  const struct sg_file_stat_done *done, struct sg_error *err)
 {
     (void)err;
     struct file_op *o = file_op_new(FILE_MKDIR, path);

@@ -87,7 +87,8 @@ struct fake {
 
 struct fake *fake_ref(struct fake *f);
 void fake_unref(struct fake *f);
-/* Any thread: from now on op is the reactor's; takes its step of the script there, waits the delay, calls finish. */
+/* Any thread: from now on op is the reactor's; takes its step of the script there, waits the delay, calls
+ * finish. */
 void fake_op_start(struct fake_op *op, struct fake *f, struct fake_sandbox *sb, enum fake_list list);
 /* The task of an operation, for those that put something before it. */
 void fake_op_run(struct sg_task *t);
@@ -114,7 +115,7 @@ void fake_files_finish(struct fake_sandbox *sb);
 int fake_path(const char *path, char out[FAKE_PATH_MAX], struct sg_error *err);
 struct fake_node *fake_find(struct fake_sandbox *sb, const char *abs);
 /* Reactor: whole new content under a path, parents made. */
-int fake_write(struct fake_sandbox *sb, const char *path, const char *data, size_t len, bool append, uint32_t mode,
-               bool *ret_created, struct sg_file_stat *ret_stat, struct sg_error *err);
+int fake_write(struct fake_sandbox *sb, const char *path, const char *data, size_t len, bool append,
+               uint32_t mode, bool *ret_created, struct sg_file_stat *ret_stat, struct sg_error *err);
 
 #endif

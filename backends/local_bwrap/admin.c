@@ -4,8 +4,8 @@
 #include "backends/local_bwrap/pool_priv.h"
 #include "base/clock.h"
 
-/* What is open on behalf of the sandbox besides its pidfd; after its end no more is known than whether any is. Under
- * local.lock. */
+/* What is open on behalf of the sandbox besides its pidfd; after its end no more is known than whether any
+ * is. Under local.lock. */
 static uint64_t holds(struct gen *g)
 {
     if (g == NULL) {
@@ -60,7 +60,8 @@ struct change {
     bool on;
 };
 
-static int post_change(struct pool *p, struct slot *s, bool on, void (*run)(struct sg_task *t), struct sg_error *err)
+static int post_change(struct pool *p, struct slot *s, bool on, void (*run)(struct sg_task *t),
+                       struct sg_error *err)
 {
     struct change *c = sg_xcalloc(1, sizeof *c);
     c->task.run = run;

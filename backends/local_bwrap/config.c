@@ -43,7 +43,8 @@ int sg_local_pool_config_check(const struct sg_local_pool_config *c, struct sg_e
     }
     if (c->mode != SG_POOL_COMMAND_ONLY) {
         return sg_error_field(err, SG_INVALID_REQUEST, "mode",
-                              "mode %s is not available in this build; command_only is", sg_pool_mode_name(c->mode));
+                              "mode %s is not available in this build; command_only is",
+                              sg_pool_mode_name(c->mode));
     }
     if (c->egress != SG_EGRESS_NONE && c->egress != SG_EGRESS_LOOPBACK) {
         return sg_error_field(err, SG_INVALID_REQUEST, "egress",

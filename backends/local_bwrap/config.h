@@ -1,5 +1,5 @@
-/* What a local pool is made of. Values are complete: whoever maps the configuration fills in defaults. The agent's
- * path, uid_base and the root file systems are the spawner's settings, the same for all pools. */
+/* What a local pool is made of. Values are complete: whoever maps the configuration fills in defaults. The
+ * agent's path, uid_base and the root file systems are the spawner's settings, the same for all pools. */
 #ifndef SG_LOCAL_BWRAP_CONFIG_H
 #define SG_LOCAL_BWRAP_CONFIG_H
 
@@ -19,12 +19,12 @@ struct sg_local_pool_config {
     size_t waiters_max;         /* creates waiting at once, 0: SG_LOCAL_WAITERS_DEFAULT */
     int64_t health_interval_ms; /* between checks of a READY slot, 0: none */
     enum sg_disk disk;
-    int64_t disk_max;     /* bytes of the writable places together, > 0; nobody limits SG_DISK_DIR */
-    int64_t memory_max;   /* bytes, 0: no limit */
-    int64_t pids_max;     /* 0: no limit */
-    int64_t cpu_milli;    /* thousandths of one CPU, 0: no limit */
-    bool require_limits;  /* refuse to start when a limit cannot be enforced by a cgroup */
-    const char *rootfs;   /* NULL: the host's system directories, read-only; else one that the spawner knows */
+    int64_t disk_max;    /* bytes of the writable places together, > 0; nobody limits SG_DISK_DIR */
+    int64_t memory_max;  /* bytes, 0: no limit */
+    int64_t pids_max;    /* 0: no limit */
+    int64_t cpu_milli;   /* thousandths of one CPU, 0: no limit */
+    bool require_limits; /* refuse to start when a limit cannot be enforced by a cgroup */
+    const char *rootfs;  /* NULL: the host's system directories, read-only; else one that the spawner knows */
     enum sg_egress egress; /* none or loopback; wider ones are refused as not available yet */
 };
 

@@ -18,8 +18,8 @@ static int mode_mismatch(const struct pool *p, enum sg_mode asked, struct sg_err
         (void)snprintf(setting, sizeof setting, "local_pools[%zu].mode", i - 1);
     }
     sg_error_field(err, SG_POOL_MODE_MISMATCH, "metadata.paddock_mode",
-                   "a %s lease cannot come from local pool \"%s\", whose mode is %s (setting %s)", sg_mode_name(asked),
-                   p->cfg.name, sg_pool_mode_name(p->cfg.mode), setting);
+                   "a %s lease cannot come from local pool \"%s\", whose mode is %s (setting %s)",
+                   sg_mode_name(asked), p->cfg.name, sg_pool_mode_name(p->cfg.mode), setting);
     if (err != NULL) {
         sg_error_member(err, "paddock_mode", json_string(sg_mode_name(asked)));
         sg_error_member(err, "pool_mode", json_string(sg_pool_mode_name(p->cfg.mode)));
@@ -28,7 +28,8 @@ static int mode_mismatch(const struct pool *p, enum sg_mode asked, struct sg_err
     return -1;
 }
 
-static int check_limit(const struct pool *p, const char *field, int64_t asked, int64_t ceiling, struct sg_error *err)
+static int check_limit(const struct pool *p, const char *field, int64_t asked, int64_t ceiling,
+                       struct sg_error *err)
 {
     if (asked < 0) {
         return sg_error_field(err, SG_INVALID_REQUEST, field, "must not be negative");
@@ -49,7 +50,8 @@ static int check_limits(const struct pool *p, const struct sg_limits *l, struct 
     if (check_limit(p, "limits.memory", l->memory_bytes, p->cfg.memory_max, err) < 0 ||
         check_limit(p, "limits.pids", l->pids, p->cfg.pids_max, err) < 0 ||
         check_limit(p, "limits.cpu", l->cpu_milli, p->cfg.cpu_milli, err) < 0 ||
-        check_limit(p, "limits.disk", l->disk_bytes, p->cfg.disk == SG_DISK_TMPFS ? p->cfg.disk_max : 0, err) < 0) {
+        check_limit(p, "limits.disk", l->disk_bytes, p->cfg.disk == SG_DISK_TMPFS ? p->cfg.disk_max : 0,
+                    err) < 0) {
         return -1;
     }
     return 0;
@@ -63,8 +65,8 @@ static int check_for(const struct pool *p, const struct sg_sandbox_spec *spec, s
     }
     if (spec->egress_given && spec->egress > SG_EGRESS_LOOPBACK && spec->egress > p->cfg.egress) {
         sg_error_field(err, SG_POOL_REFUSED, "network_egress_class",
-                       "egress %s is wider than %s, which local pool \"%s\" has", sg_egress_name(spec->egress),
-                       sg_egress_name(p->cfg.egress), p->cfg.name);
+                       "egress %s is wider than %s, which local pool \"%s\" has",
+                       sg_egress_name(spec->egress), sg_egress_name(p->cfg.egress), p->cfg.name);
         return sg_error_reason(err, "egress_widened");
     }
     if (spec->image != NULL) {
@@ -217,7 +219,8 @@ static int admit(const struct pool *p, const struct waiter *w, struct sg_error *
         return sg_error_retry_after(err, 5);
     }
     if (p->n_waiters >= p->cfg.waiters_max) {
-        sg_error_set(err, SG_OVERLOADED, "%zu callers wait for local pool \"%s\" already", p->n_waiters, p->cfg.name);
+        sg_error_set(err, SG_OVERLOADED, "%zu callers wait for local pool \"%s\" already", p->n_waiters,
+                     p->cfg.name);
         return sg_error_retry_after(err, 1);
     }
     return 0;

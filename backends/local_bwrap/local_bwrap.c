@@ -100,7 +100,8 @@ static void health_due(struct sg_timer *t)
     const struct sg_file_stat_done done = {.fn = health_answer};
     struct slot *s = NULL;
     struct slot *next = NULL;
-    DL_FOREACH_SAFE(p->ready, s, next) {
+    DL_FOREACH_SAFE(p->ready, s, next)
+    {
         (void)sg_agent_stat(s->gen->agent, "/", &done, NULL);
     }
     sg_timer_set(p->l->parts.reactor, t, sg_now_ms() + p->cfg.health_interval_ms);
@@ -138,7 +139,8 @@ void local_maybe_closed(struct local *l)
     set_closed(l);
 }
 
-/* Somebody still holds a descriptor or a process will not die: what belongs to it is left to the end of the server. */
+/* Somebody still holds a descriptor or a process will not die: what belongs to it is left to the end of the
+ * server. */
 static void close_late(struct sg_timer *t)
 {
     set_closed(LOCAL_OF(t, close_timer));
@@ -193,7 +195,8 @@ static const struct sg_driver_ops local_ops = {
     .free = driver_free,
 };
 
-static int check_enforced(const struct sg_local_pool_config *c, const struct sg_spawner_facts *f, struct sg_error *err)
+static int check_enforced(const struct sg_local_pool_config *c, const struct sg_spawner_facts *f,
+                          struct sg_error *err)
 {
     const struct {
         const char *field;
@@ -204,17 +207,18 @@ static int check_enforced(const struct sg_local_pool_config *c, const struct sg_
                {"cpu_max", c->cpu_milli, f->cpu}};
     for (size_t i = 0; c->require_limits && i < SG_COUNT_OF(all); i++) {
         if (all[i].limit > 0 && all[i].means != SG_MEANS_CGROUP1 && all[i].means != SG_MEANS_CGROUP2) {
-            return sg_error_field(err, SG_UNAVAILABLE, all[i].field,
-                                  "require_limits is set, but %s cannot be enforced here by a control group (means: "
-                                  "%s): run as root or in a delegated cgroup v2",
-                                  all[i].field, sg_means_name(all[i].means));
+            return sg_error_field(
+                err, SG_UNAVAILABLE, all[i].field,
+                "require_limits is set, but %s cannot be enforced here by a control group (means: "
+                "%s): run as root or in a delegated cgroup v2",
+                all[i].field, sg_means_name(all[i].means));
         }
     }
     return 0;
 }
 
-static int check_all(const struct sg_local_parts *parts, const struct sg_local_pool_config *pools, size_t n_pools,
-                     struct sg_error *err)
+static int check_all(const struct sg_local_parts *parts, const struct sg_local_pool_config *pools,
+                     size_t n_pools, struct sg_error *err)
 {
     const struct sg_spawner_facts *facts = sg_spawner_facts(parts->spawner);
     size_t slots = 0;
@@ -234,8 +238,8 @@ static int check_all(const struct sg_local_parts *parts, const struct sg_local_p
         }
     }
     if (slots > SG_SPAWNER_SLOTS_MAX) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "size", "the local pools have %zu slots, more than %u", slots,
-                              SG_SPAWNER_SLOTS_MAX);
+        return sg_error_field(err, SG_INVALID_REQUEST, "size", "the local pools have %zu slots, more than %u",
+                              slots, SG_SPAWNER_SLOTS_MAX);
     }
     return 0;
 }
@@ -272,8 +276,8 @@ static void start_run(struct sg_task *t)
     }
 }
 
-int sg_local_bwrap_new(const struct sg_local_parts *parts, const struct sg_local_pool_config *pools, size_t n_pools,
-                       struct sg_driver **ret, struct sg_error *err)
+int sg_local_bwrap_new(const struct sg_local_parts *parts, const struct sg_local_pool_config *pools,
+                       size_t n_pools, struct sg_driver **ret, struct sg_error *err)
 {
     if (check_all(parts, pools, n_pools, err) < 0) {
         return -1;

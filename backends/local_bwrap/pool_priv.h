@@ -1,10 +1,11 @@
 /* Inside of the local pools.
  *
- * Everything is decided on the reactor thread: slots called on other threads post what they were asked. What reports and
- * health read from other threads is written under local.lock; the reactor thread reads it without.
+ * Everything is decided on the reactor thread: slots called on other threads post what they were asked. What
+ * reports and health read from other threads is written under local.lock; the reactor thread reads it
+ * without.
  *
- * A slot has at most one sandbox at a time, a struct gen, which is leased at most once: that is why a lease is always
- * fresh. The gen outlives its place in the slot as long as somebody has a reference on the sandbox.
+ * A slot has at most one sandbox at a time, a struct gen, which is leased at most once: that is why a lease
+ * is always fresh. The gen outlives its place in the slot as long as somebody has a reference on the sandbox.
  */
 #ifndef SG_POOL_PRIV_H
 #define SG_POOL_PRIV_H
@@ -39,25 +40,27 @@ struct ending {
 
 enum gen_fate { GEN_ALIVE, GEN_RELEASED, GEN_LOST };
 
-/* One sandbox, from its build to the close of the last descriptor that came out of it. References: the slot, the hold
- * until it is gone, the sandbox while leased, calls under way. */
+/* One sandbox, from its build to the close of the last descriptor that came out of it. References: the slot,
+ * the hold until it is gone, the sandbox while leased, calls under way. */
 struct gen {
     struct sg_sandbox sb;
     atomic_int refs;
     struct local *l;   /* one reference */
     struct slot *slot; /* reactor only, until the driver ends */
 
-    pthread_mutex_t lock; /* guards the next five */
+    pthread_mutex_t lock;   /* guards the next five */
     struct sg_agent *agent; /* NULL: not there yet or ended */
     enum gen_fate fate;
     struct sg_error why;       /* of GEN_LOST */
     struct sg_error agent_why; /* what the agent's client said of its end */
-    struct sg_hold *hold;      /* of all descriptors of the sandbox; the first reference is ours, until it ends */
+    struct sg_hold *hold; /* of all descriptors of the sandbox; the first reference is ours, until it ends */
 
-    struct sg_slot_built built; /* without agent_fd and cgroup_fd; constant once READY */
-    unsigned n_limit_fds;       /* the first ones of built.limit_fds */
-    struct sg_watch death;      /* pidfd */
-    struct sg_timer mourn;      /* the process has died: what the agent's client has to say about it by */
+    struct sg_slot_built built;  /* without agent_fd and cgroup_fd; constant once READY */
+    unsigned n_limit_fds;        /* the first ones of built.limit_fds */
+    int mounts;                  /* its mount namespace, or -1; */
+    struct sg_hold *mounts_hold; /* and what keeps the slot back until it is closed */
+    struct sg_watch death;       /* pidfd */
+    struct sg_timer mourn;       /* the process has died: what the agent's client has to say about it by */
 
     /* reactor only */
     bool spawning; /* the spawner has not answered yet */
@@ -66,7 +69,8 @@ struct gen {
     bool ready;
     bool leased;
     bool ending;    /* its destruction has been asked for */
-    bool destroyed; /* nothing of it runs any more */
+    bool dead;      /* nothing of it runs any more */
+    bool destroyed; /* nothing of it is left */
     struct ending *endings;
 
     /* written under local.lock */
@@ -155,6 +159,10 @@ bool local_post(struct local *l, struct sg_task *t);
 struct pool *local_pool(struct local *l, const char *name, struct sg_error *err);
 /* Reactor: something ended; maybe the whole driver has. */
 void local_maybe_closed(struct local *l);
+
+/* mounts.c. Reactor only */
+void mounts_keep(struct gen *g);
+void mounts_drop(struct gen *g);
 
 /* lease.c: creates. Reactor except for pool_create */
 int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,

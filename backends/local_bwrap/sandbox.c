@@ -72,7 +72,7 @@ void sandbox_free(struct sg_sandbox *sb)
 
 /* What kills a command and all it started, and tells why the kernel did. */
 struct group {
-    struct gen *g; /* one reference: oom_fd */
+    struct gen *g;            /* one reference: oom_fd */
     struct sg_cgroup *cgroup; /* NULL: the agent's helper does it */
     int64_t oom_before;
 };
@@ -154,8 +154,8 @@ static int file_get(struct sg_sandbox *sb, const char *path, const struct sg_fil
     return rc;
 }
 
-static int file_put(struct sg_sandbox *sb, const struct sg_file_put_args *args, const struct sg_file_sink_done *done,
-                    struct sg_error *err)
+static int file_put(struct sg_sandbox *sb, const struct sg_file_put_args *args,
+                    const struct sg_file_sink_done *done, struct sg_error *err)
 {
     struct sg_agent *a = agent_of((struct gen *)sb, err);
     int rc = a != NULL ? sg_agent_put(a, args, done, err) : -1;
@@ -181,8 +181,8 @@ static int file_list(struct sg_sandbox *sb, const char *path, bool recursive, si
     return rc;
 }
 
-static int file_mkdir(struct sg_sandbox *sb, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
-                      struct sg_error *err)
+static int file_mkdir(struct sg_sandbox *sb, const char *path, uint32_t mode,
+                      const struct sg_file_stat_done *done, struct sg_error *err)
 {
     struct sg_agent *a = agent_of((struct gen *)sb, err);
     int rc = a != NULL ? sg_agent_mkdir(a, path, mode, done, err) : -1;
@@ -237,10 +237,10 @@ struct json_t *sandbox_metadata(struct sg_sandbox *sb)
     const struct slot *s = g->slot;
     const struct sg_slot_built *b = &g->built;
     const char *dot = strrchr(sb->id, '.');
-    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s}}", "isolation", "bwrap", "slot",
-                     s->name, "generation", (json_int_t)strtoll(dot + 1, NULL, 10), "local_pool", s->pool->cfg.name,
-                     "mode", sg_pool_mode_name(s->pool->cfg.mode), "agent_isolation", sg_isolation_name(b->isolation),
-                     "tree_kill", sg_tree_kill_name(b->tree_kill), "limits_enforced", "memory",
-                     sg_means_name(b->memory), "pids", sg_means_name(b->pids), "cpu", sg_means_name(b->cpu), "disk",
-                     sg_means_name(b->disk));
+    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s}}", "isolation", "bwrap",
+                     "slot", s->name, "generation", (json_int_t)strtoll(dot + 1, NULL, 10), "local_pool",
+                     s->pool->cfg.name, "mode", sg_pool_mode_name(s->pool->cfg.mode), "agent_isolation",
+                     sg_isolation_name(b->isolation), "tree_kill", sg_tree_kill_name(b->tree_kill),
+                     "limits_enforced", "memory", sg_means_name(b->memory), "pids", sg_means_name(b->pids),
+                     "cpu", sg_means_name(b->cpu), "disk", sg_means_name(b->disk));
 }

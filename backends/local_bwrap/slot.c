@@ -1,7 +1,10 @@
-/* The life of a slot: build, HELLO, death, release, rebuild. All on the reactor thread, but for the callbacks that say
- * otherwise and only post. */
+/* The life of a slot: build, HELLO, death, release, rebuild. All on the reactor thread, but for the callbacks
+ * that say otherwise and only post. */
+#include <signal.h>
 #include <stdio.h>
 #include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <utlist.h>
 
 #include "backends/local_bwrap/pool_priv.h"
@@ -19,6 +22,7 @@
 static void slot_empty(struct slot *s);
 static void gen_end(struct gen *g);
 static void gen_destroyed(void *arg, const struct sg_error *err);
+static void gen_dead(struct gen *g, const struct sg_error *err);
 static void build_next(struct local *l);
 
 /* ---- gen: memory ---- */
@@ -256,14 +260,20 @@ static void agent_lost(void *arg, const struct sg_error *why)
     gen_post(gen_ref(g), &g->died_task);
 }
 
-/* The agent's client hears of it too, by the end of its connection, and then fails what is pending as lost; cut off
- * from here it would fail it as ended. So it goes first. */
+/* The namespace is empty. Of a sandbox that is ending, that is what its endings wait for. Of one that was
+ * not, the agent's client hears too, by the end of its connection, and then fails what is pending as lost;
+ * cut off from here it would fail it as ended. So it goes first. */
 static void process_died(struct sg_watch *w, uint32_t events)
 {
     struct gen *g = GEN_OF(w, death);
     (void)events;
     sg_watch_del(g->l->parts.reactor, w);
-    sg_timer_set(g->l->parts.reactor, &g->mourn, sg_now_ms() + MOURN_MS);
+    g->dead = true;
+    if (g->ending) {
+        gen_dead(g, NULL);
+    } else {
+        sg_timer_set(g->l->parts.reactor, &g->mourn, sg_now_ms() + MOURN_MS);
+    }
 }
 
 static void mourn_over(struct sg_timer *t)
@@ -310,6 +320,7 @@ static int gen_open(struct gen *g, struct sg_slot_built *b, struct sg_error *err
     }
     int agent_fd = sg_steal_fd(&g->built.agent_fd);
     g->death = (struct sg_watch){.ready = process_died, .fd = g->built.pidfd};
+    mounts_keep(g);
     if (adopt_groups(g->slot, g, err) < 0 || sg_watch_add(l->parts.reactor, &g->death, EPOLLIN, err) < 0) {
         sg_close(agent_fd);
         return -1;
@@ -355,7 +366,9 @@ static struct gen *gen_new(struct slot *s)
     atomic_init(&g->refs, 1);
     (void)pthread_mutex_init(&g->lock, NULL);
     g->sb.driver = &l->base;
-    g->built = (struct sg_slot_built){.agent_fd = -1, .pidfd = -1, .cgroup_fd = -1, .limit_fds = {-1, -1, -1}, .oom_fd = -1};
+    g->built = (struct sg_slot_built){
+        .agent_fd = -1, .pidfd = -1, .cgroup_fd = -1, .limit_fds = {-1, -1, -1}, .oom_fd = -1};
+    g->mounts = -1;
     g->died_task.run = agent_lost_run;
     g->mourn.fire = mourn_over;
     g->hold_gone_task.run = hold_gone_run;
@@ -421,6 +434,17 @@ static void tell_endings(struct gen *g, const struct sg_error *err)
     }
 }
 
+/* Nothing of it runs any more (err: it could not be brought about). */
+static void gen_dead(struct gen *g, const struct sg_error *err)
+{
+    mounts_drop(g);
+    if (g->slot->state == SG_SLOT_RELEASING && err == NULL) {
+        slot_set_state(g->slot, SG_SLOT_RESETTING);
+    }
+    tell_endings(g, err);
+}
+
+/* Nothing of it is left. */
 static void gen_destroyed(void *arg, const struct sg_error *err)
 {
     struct gen *g = arg;
@@ -431,16 +455,15 @@ static void gen_destroyed(void *arg, const struct sg_error *err)
     if (err != NULL && !g->l->closing) {
         set_last_error(s, err);
         s->undead = true;
-        tell_endings(g, err);
+        gen_dead(g, err);
         retry_later(s, SG_SLOT_FAILED);
         gen_unref(g);
         return;
     }
+    sg_watch_del(g->l->parts.reactor, &g->death);
+    g->dead = true;
     g->destroyed = true;
-    if (s->state == SG_SLOT_RELEASING) {
-        slot_set_state(s, SG_SLOT_RESETTING);
-    }
-    tell_endings(g, err);
+    gen_dead(g, err);
     slot_empty(s);
     gen_unref(g);
 }
@@ -454,7 +477,6 @@ static void gen_end(struct gen *g)
     }
     g->ending = true;
     build_over(g);
-    sg_watch_del(l->parts.reactor, &g->death);
     sg_timer_cancel(l->parts.reactor, &g->mourn);
     set_born(g->slot, 0);
     (void)pthread_mutex_lock(&g->lock);
@@ -467,11 +489,17 @@ static void gen_end(struct gen *g)
         sg_agent_unref(agent);
     }
     sg_hold_unref(hold);
+    if (g->built.pidfd >= 0) { /* without waiting for the spawner to do it */
+        (void)syscall(SYS_pidfd_send_signal, g->built.pidfd, SIGKILL, NULL, 0);
+    }
+    if (g->dead) {
+        gen_dead(g, NULL);
+    }
     sg_spawner_destroy(l->parts.spawner, g->slot->number, gen_destroyed, gen_ref(g));
 }
 
-/* Nothing runs and nothing is open any more: the slot is empty and can have its next sandbox. A lost one waits for
- * its lease to let go. */
+/* Nothing runs and nothing is open any more: the slot is empty and can have its next sandbox. A lost one
+ * waits for its lease to let go. */
 static void slot_empty(struct slot *s)
 {
     struct gen *g = s->gen;
@@ -494,7 +522,7 @@ static void slot_empty(struct slot *s)
 void gen_release(struct gen *g, const struct sg_done *done)
 {
     struct slot *s = g->slot;
-    if (done != NULL && g->destroyed) {
+    if (done != NULL && g->dead) {
         if (done->fn != NULL) {
             done->fn(done->arg, NULL);
         }
@@ -510,7 +538,7 @@ void gen_release(struct gen *g, const struct sg_done *done)
     g->leased = false;
     slot_set_lease(s, "");
     if (s->state != SG_SLOT_FAILED) {
-        slot_set_state(s, g->destroyed ? SG_SLOT_RESETTING : SG_SLOT_RELEASING);
+        slot_set_state(s, g->dead ? SG_SLOT_RESETTING : SG_SLOT_RELEASING);
     }
     if (!g->ending) {
         gen_end(g);

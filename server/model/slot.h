@@ -27,8 +27,8 @@ struct sg_slot_info {
     uint64_t generation; /* sandboxes built in this slot so far */
     char lease_id[SG_ID_MAX]; /* "" without a lease */
     int64_t uptime_ms;        /* of the present sandbox, 0: none */
-    uint64_t open_fds;        /* what in the server still has descriptors of its sandbox open: the agent's client (1 when
-                               * idle), files, connections; after its end 0 or 1 */
+    uint64_t open_fds;        /* who in the server has descriptors of its sandbox open: the pool and the agent's client
+                               * themselves, each file and connection; after its end 0 or 1 */
     char last_error[256];     /* "" when there was none */
 };
 

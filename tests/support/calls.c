@@ -163,8 +163,8 @@ static void run_progress(void *arg)
     flag_raise(&((struct run *)arg)->flag);
 }
 
-bool call_exec_argv_begin(struct sg_sandbox *sb, const char *const *argv, const struct sg_env *env, const char *cwd,
-                          bool stdin_open, int64_t timeout_ms, struct run *r)
+bool call_exec_argv_begin(struct sg_sandbox *sb, const char *const *argv, const struct sg_env *env,
+                          const char *cwd, bool stdin_open, int64_t timeout_ms, struct run *r)
 {
     static const struct sg_env none;
     *r = (struct run){.flag = FLAG_INIT, .started = FLAG_INIT};
@@ -188,7 +188,8 @@ bool call_exec_argv_begin(struct sg_sandbox *sb, const char *const *argv, const 
     return true;
 }
 
-bool call_exec_begin(struct sg_sandbox *sb, const char *text, bool stdin_open, int64_t timeout_ms, struct run *r)
+bool call_exec_begin(struct sg_sandbox *sb, const char *text, bool stdin_open, int64_t timeout_ms,
+                     struct run *r)
 {
     const char *const argv[] = {"/bin/sh", "-c", text, NULL};
     struct sg_env env = {0};
@@ -414,7 +415,8 @@ int call_put_commit(struct sg_file_sink *sink, struct sg_file_stat *st, bool *is
     return rc;
 }
 
-int call_put(struct sg_sandbox *sb, const char *path, const char *data, size_t len, bool append, struct sg_error *err)
+int call_put(struct sg_sandbox *sb, const char *path, const char *data, size_t len, bool append,
+             struct sg_error *err)
 {
     struct sg_file_sink *sink = call_put_open(sb, path, append, err);
     if (sink == NULL) {

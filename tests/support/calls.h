@@ -1,4 +1,5 @@
-/* Blocking calls on a driver, for tests: each waits for its answer (at most CALL_MS, then the test process aborts). */
+/* Blocking calls on a driver, for tests: each waits for its answer (at most CALL_MS, then the test process
+ * aborts). */
 #ifndef SG_TEST_CALLS_H
 #define SG_TEST_CALLS_H
 
@@ -14,7 +15,10 @@ struct flag {
     pthread_cond_t cond;
     unsigned count;
 };
-#define FLAG_INIT {.lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER}
+#define FLAG_INIT                                                                                            \
+    {                                                                                                        \
+        .lock = PTHREAD_MUTEX_INITIALIZER, .cond = PTHREAD_COND_INITIALIZER                                  \
+    }
 void flag_raise(struct flag *f);
 /* False: not raised n times within ms. */
 bool flag_wait(struct flag *f, unsigned n, int64_t ms);
@@ -53,13 +57,14 @@ struct run {
     struct sg_error err;
     char *out, *errout; /* NUL-terminated */
     size_t out_len, errout_len;
-    struct flag flag;    /* progress */
+    struct flag flag; /* progress */
     struct flag started;
 };
 /* Starts /bin/sh -c text. False with r->err: refused at once. r stays until call_exec_end. */
-bool call_exec_begin(struct sg_sandbox *sb, const char *text, bool stdin_open, int64_t timeout_ms, struct run *r);
-bool call_exec_argv_begin(struct sg_sandbox *sb, const char *const *argv, const struct sg_env *env, const char *cwd,
-                          bool stdin_open, int64_t timeout_ms, struct run *r);
+bool call_exec_begin(struct sg_sandbox *sb, const char *text, bool stdin_open, int64_t timeout_ms,
+                     struct run *r);
+bool call_exec_argv_begin(struct sg_sandbox *sb, const char *const *argv, const struct sg_env *env,
+                          const char *cwd, bool stdin_open, int64_t timeout_ms, struct run *r);
 /* Reads everything, waits for the end. */
 void call_exec_end(struct run *r);
 /* Releases and frees. */
@@ -75,9 +80,11 @@ int call_get_fd(struct sg_sandbox *sb, const char *path, struct sg_hold **hold, 
                 struct sg_error *err);
 /* Content, NUL-terminated; caller frees. NULL with err. */
 char *call_get(struct sg_sandbox *sb, const char *path, size_t *len, struct sg_error *err);
-struct sg_file_sink *call_put_open(struct sg_sandbox *sb, const char *path, bool append, struct sg_error *err);
+struct sg_file_sink *call_put_open(struct sg_sandbox *sb, const char *path, bool append,
+                                   struct sg_error *err);
 int call_put_commit(struct sg_file_sink *sink, struct sg_file_stat *st, bool *created, struct sg_error *err);
-int call_put(struct sg_sandbox *sb, const char *path, const char *data, size_t len, bool append, struct sg_error *err);
+int call_put(struct sg_sandbox *sb, const char *path, const char *data, size_t len, bool append,
+             struct sg_error *err);
 int call_stat(struct sg_sandbox *sb, const char *path, struct sg_file_stat *st, struct sg_error *err);
 int call_mkdir(struct sg_sandbox *sb, const char *path, struct sg_error *err);
 int call_list(struct sg_sandbox *sb, const char *path, bool recursive, size_t max, struct sg_file_list *list,

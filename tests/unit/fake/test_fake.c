@@ -138,9 +138,10 @@ Test(fake, a_slow_reader_slows_the_command)
 
 Test(fake, steps_of_the_script_come_in_order)
 {
-    struct sg_driver *d = fake("{\"create\": [{\"error\": \"provider_failed\", \"message\": \"no luck\"},"
-                               "{\"delay_ms\": 30}, {\"error\": \"unavailable\", \"retry_after\": 7}],"
-                               "\"terminate\": [{\"error\": \"provider_timeout\"}], \"health\": {\"error\": \"unavailable\"}}");
+    struct sg_driver *d =
+        fake("{\"create\": [{\"error\": \"provider_failed\", \"message\": \"no luck\"},"
+             "{\"delay_ms\": 30}, {\"error\": \"unavailable\", \"retry_after\": 7}],"
+             "\"terminate\": [{\"error\": \"provider_timeout\"}], \"health\": {\"error\": \"unavailable\"}}");
     struct sg_sandbox_spec spec = call_spec("lse_1");
     struct sg_error err = {0};
     cr_expect_null(call_create(d, &spec, &err));
@@ -163,9 +164,14 @@ Test(fake, steps_of_the_script_come_in_order)
 
 Test(fake, bad_scripts_are_refused)
 {
-    static const char *const bad[] = {"{", "[]", "{\"nonsense\": 1}", "{\"create\": [{\"error\": \"no_such\"}]}",
-                                      "{\"create\": [{\"delay_ms\": -1}]}", "{\"caps\": [\"fly\"]}",
-                                      "{\"credentials\": [1]}", "{\"capacity\": 0}"};
+    static const char *const bad[] = {"{",
+                                      "[]",
+                                      "{\"nonsense\": 1}",
+                                      "{\"create\": [{\"error\": \"no_such\"}]}",
+                                      "{\"create\": [{\"delay_ms\": -1}]}",
+                                      "{\"caps\": [\"fly\"]}",
+                                      "{\"credentials\": [1]}",
+                                      "{\"capacity\": 0}"};
     for (size_t i = 0; i < SG_COUNT_OF(bad); i++) {
         struct sg_driver *d = NULL;
         struct sg_error err = {0};

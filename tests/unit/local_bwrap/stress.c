@@ -1,6 +1,7 @@
-/* Many threads on one pool: leases, commands, files, kills and deaths at once. For ThreadSanitizer, which Criterion cannot
- * run under, and for figures: stress_local_bwrap [seconds [slots [threads [pairs]]]]; with `pairs` only creates and terminates. Exit code 0:
- * nothing went wrong. */
+/* Many threads on one pool: leases, commands, files, kills and deaths at once. For ThreadSanitizer, which
+ * Criterion cannot run under, and for figures: stress_local_bwrap [seconds [slots [threads [PER_SECOND]]]];
+ * with the last one only creates and terminates, that many a second and thread (0: as fast as it goes). Exit
+ * code 0: nothing went wrong. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -8,14 +9,30 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/fd.h"
 #include "tests/unit/local_bwrap/world.h"
 
 #define SAMPLES 65536U
 
 static struct world w;
 static int64_t until_ms;
-static atomic_size_t pairs, commands, losses, wrong, n_samples;
-static int64_t samples[SAMPLES];
+static int64_t pace_us; /* 0: as fast as it goes */
+static atomic_size_t pairs, commands, losses, wrong;
+
+/* How long something took its callers. */
+static struct timing {
+    const char *name;
+    atomic_size_t n;
+    int64_t us[SAMPLES];
+} creates = {.name = "create"}, terminates = {.name = "terminate"};
+
+static void note(struct timing *t, int64_t us)
+{
+    size_t i = atomic_fetch_add(&t->n, 1);
+    if (i < SAMPLES) {
+        t->us[i] = us;
+    }
+}
 
 static void complain(const char *what, const struct sg_error *err)
 {
@@ -30,6 +47,8 @@ static void some_commands(struct sg_sandbox *sb, unsigned *seed)
     case 0:
         call_exec(sb, "cat; echo done", "text\n", &r);
         if (!r.failed && !sg_streq(r.out, "text\ndone\n")) {
+            (void)fprintf(stderr, "returncode %d, signal %d, out \"%s\", err \"%s\"\n", r.exit.returncode,
+                          r.exit.signal, r.out, r.errout);
             complain("output", &r.err);
         }
         break;
@@ -95,10 +114,7 @@ static void one_lease(unsigned *seed)
         sg_error_clear(&c.err);
         return;
     }
-    size_t i = atomic_fetch_add(&n_samples, 1);
-    if (i < SAMPLES) {
-        samples[i] = c.took_us;
-    }
+    note(&creates, c.took_us);
     sg_sandbox_on_lost(sb, lost, NULL);
     for (int k = rand_r(seed) % 4; k > 0; k--) {
         some_commands(sb, seed);
@@ -122,24 +138,25 @@ static void *worker(void *arg)
     return NULL;
 }
 
-/* Only creates and terminates, from one thread: what a lease costs its caller. */
+/* Only creates and terminates: what a lease costs its caller. */
 static void *pacer(void *arg)
 {
     (void)arg;
-    while (sg_now_ms() < until_ms) {
+    for (int64_t due_us = sg_now_us(); sg_now_ms() < until_ms; due_us += pace_us) {
         struct sg_sandbox_spec spec = call_spec("lse_pace");
         struct creating c = {0};
+        struct timespec nap = {.tv_nsec = due_us > sg_now_us() ? (due_us - sg_now_us()) % 1000000 * 1000 : 0};
+        (void)nanosleep(&nap, NULL);
         call_create_begin(w.d, &spec, NULL, &c);
         struct sg_sandbox *sb = call_create_end(&c);
-        size_t i = atomic_fetch_add(&n_samples, 1);
-        if (i < SAMPLES) {
-            samples[i] = c.took_us;
-        }
+        note(&creates, c.took_us);
         if (sb == NULL) {
             complain("create", &c.err);
             continue;
         }
+        int64_t begun_us = sg_now_us();
         call_end(sb);
+        note(&terminates, sg_now_us() - begun_us);
         atomic_fetch_add(&pairs, 1);
     }
     return NULL;
@@ -152,14 +169,40 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static void print_timing(struct timing *t)
+{
+    size_t n = atomic_load(&t->n) < SAMPLES ? atomic_load(&t->n) : SAMPLES;
+    if (n > 0) {
+        qsort(t->us, n, sizeof *t->us, by_value);
+        (void)printf("%s p50 %lld us, p99 %lld us\n", t->name, (long long)t->us[n / 2],
+                     (long long)t->us[n * 99 / 100]);
+    }
+}
+
 static void print_result(int64_t took_ms)
 {
-    size_t n = atomic_load(&n_samples) < SAMPLES ? atomic_load(&n_samples) : SAMPLES;
-    qsort(samples, n, sizeof *samples, by_value);
-    (void)printf("%zu pairs (%.0f/s), %zu commands, %zu lost, create p50 %lld us, p99 %lld us, %zu wrong\n",
-                 atomic_load(&pairs), (double)atomic_load(&pairs) * 1000.0 / (double)took_ms, atomic_load(&commands),
-                 atomic_load(&losses), n > 0 ? (long long)samples[n / 2] : 0LL,
-                 n > 0 ? (long long)samples[n * 99 / 100] : 0LL, atomic_load(&wrong));
+    (void)printf("%zu pairs (%.0f/s), %zu commands, %zu lost, %zu wrong\n", atomic_load(&pairs),
+                 (double)atomic_load(&pairs) * 1000.0 / (double)took_ms, atomic_load(&commands),
+                 atomic_load(&losses), atomic_load(&wrong));
+    print_timing(&creates);
+    print_timing(&terminates);
+}
+
+/* First of its PID namespace? A command that has not become another program yet has the agent's name too. */
+static bool is_agent(pid_t pid)
+{
+    char path[64];
+    char *text = NULL;
+    size_t len = 0;
+    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    if (sg_read_file(path, 8192, &text, &len, NULL) < 0) {
+        return false;
+    }
+    const char *line = strstr(text, "NSpid:");
+    size_t n = line != NULL ? strcspn(line, "\n") : 0;
+    bool yes = n > 2 && strncmp(line + n - 2, "\t1", 2) == 0;
+    free(text);
+    return yes;
 }
 
 /* Now and then an agent dies, as nobody wants. */
@@ -170,8 +213,9 @@ static void kill_some(int64_t every_ms)
     while (sg_now_ms() < until_ms) {
         (void)nanosleep(&nap, NULL);
         size_t n = world_processes(&w, "agent", pids, SG_COUNT_OF(pids));
-        if (n > 0) {
-            (void)kill(pids[(size_t)sg_now_us() % (n < SG_COUNT_OF(pids) ? n : SG_COUNT_OF(pids))], SIGKILL);
+        pid_t pid = n > 0 ? pids[(size_t)sg_now_us() % (n < SG_COUNT_OF(pids) ? n : SG_COUNT_OF(pids))] : 0;
+        if (pid > 0 && is_agent(pid)) {
+            (void)kill(pid, SIGKILL);
         }
     }
 }
@@ -182,6 +226,8 @@ int main(int argc, char **argv)
     unsigned slots = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 10) : 8;
     unsigned n_threads = argc > 3 ? (unsigned)strtoul(argv[3], NULL, 10) : 8;
     bool pairs_only = argc > 4;
+    long per_second = pairs_only ? strtol(argv[4], NULL, 10) : 0;
+    pace_us = per_second > 0 ? 1000000 / per_second : 0;
     pthread_t threads[64];
     struct sg_local_pool_config c = world_pool(slots);
     c.health_interval_ms = 100;

@@ -6,8 +6,10 @@
 
 Test(local_config, bad_values_are_named)
 {
-    static const char *const fields[] = {"name", "name", "size", "size", "mode", "egress", "egress", "acquire_timeout",
-                                         "disk_max", "memory_max", "pids_max", "cpu_max", "health_interval"};
+    static const char *const fields[] = {"name",           "name",       "size",     "size",
+                                         "mode",           "egress",     "egress",   "acquire_timeout",
+                                         "disk_max",       "memory_max", "pids_max", "cpu_max",
+                                         "health_interval"};
     for (size_t i = 0; i < SG_COUNT_OF(fields); i++) {
         struct sg_local_pool_config c = world_pool(2);
         struct sg_error err = {0};
@@ -58,9 +60,17 @@ Test(local_config, required_limits_that_nobody_enforces_stop_the_start)
 
 Test(local_config, specs_are_checked_without_touching_a_slot)
 {
-    static const enum sg_code codes[] = {SG_OK,          SG_POOL_NOT_FOUND, SG_POOL_MODE_MISMATCH, SG_POOL_REFUSED,
-                                         SG_LIMIT_EXCEEDED, SG_LIMIT_EXCEEDED, SG_LIMIT_EXCEEDED,     SG_LIMIT_EXCEEDED,
-                                         SG_NOT_SUPPORTED, SG_OK,             SG_OK};
+    static const enum sg_code codes[] = {SG_OK,
+                                         SG_POOL_NOT_FOUND,
+                                         SG_POOL_MODE_MISMATCH,
+                                         SG_POOL_REFUSED,
+                                         SG_LIMIT_EXCEEDED,
+                                         SG_LIMIT_EXCEEDED,
+                                         SG_LIMIT_EXCEEDED,
+                                         SG_LIMIT_EXCEEDED,
+                                         SG_NOT_SUPPORTED,
+                                         SG_OK,
+                                         SG_OK};
     struct world w;
     const struct sg_local_pool_config c = world_pool(1);
     world_open(&w, false, &c, 1);
@@ -80,8 +90,8 @@ Test(local_config, specs_are_checked_without_touching_a_slot)
         cr_expect_eq(err.code, codes[i], "case %zu: %s", i, err.message);
         if (codes[i] == SG_POOL_MODE_MISMATCH) {
             cr_expect_str_eq(json_string_value(json_object_get(err.members, "setting")), "local_bwrap.mode");
-            cr_expect(strstr(err.message, "blackbox") != NULL && strstr(err.message, "command_only") != NULL, "%s",
-                      err.message);
+            cr_expect(strstr(err.message, "blackbox") != NULL && strstr(err.message, "command_only") != NULL,
+                      "%s", err.message);
         }
         if (codes[i] != SG_OK) {
             cr_expect_null(call_create(w.d, &spec, NULL), "create refuses it too");

@@ -38,7 +38,8 @@ ParameterizedTest(bool *user, local_hostile, killing_everything_kills_only_ones_
     expect_works(bad);
     call_exec(bad, "sleep 1000 >/dev/null 2>&1 & kill -9 -1; kill -9 2 3 4; true", NULL, &r);
     call_exec_finish(&r);
-    /* With one uid for all, and helpers instead of groups, it may have killed a helper: then its sandbox is given up. */
+    /* With one uid for all, and helpers instead of groups, it may have killed a helper: then its sandbox is
+     * given up. */
     call_exec(bad, "true", NULL, &r);
     cr_expect(!r.failed || (*user && r.err.code == SG_SANDBOX_LOST), "%s", r.err.message);
     call_exec_finish(&r);
@@ -72,7 +73,8 @@ ParameterizedTest(bool *user, local_hostile, a_fork_bomb_stays_inside_and_dies)
     struct sg_sandbox *bad = world_lease(&w, "lse_bad");
     struct sg_sandbox *good = world_lease(&w, "lse_good");
     cr_assert(bad != NULL && good != NULL);
-    cr_assert(call_exec_begin(bad, "f() { f | f & sleep 0.2; }; f >/dev/null 2>&1; sleep 1000", false, CALL_MS, &bomb));
+    cr_assert(call_exec_begin(bad, "f() { f | f & sleep 0.2; }; f >/dev/null 2>&1; sleep 1000", false,
+                              CALL_MS, &bomb));
     cr_assert(flag_wait(&bomb.started, 1, CALL_MS));
     for (int i = 0; i < 5; i++) {
         expect_works(good);
@@ -83,7 +85,8 @@ ParameterizedTest(bool *user, local_hostile, a_fork_bomb_stays_inside_and_dies)
     call_exec(bad, "true", NULL, &r); /* the kill was exact: there is room again */
     cr_expect_eq(r.exit.returncode, 0, "%s %s", r.err.message, r.errout);
     call_exec_finish(&r);
-    cr_assert(call_exec_begin(bad, "f() { f | f & sleep 0.2; }; f >/dev/null 2>&1; sleep 1000", false, CALL_MS, &bomb));
+    cr_assert(call_exec_begin(bad, "f() { f | f & sleep 0.2; }; f >/dev/null 2>&1; sleep 1000", false,
+                              CALL_MS, &bomb));
     cr_expect_eq(call_terminate(bad, NULL), 0, "the end of the lease ends it too");
     call_exec_end(&bomb);
     call_exec_finish(&bomb);

@@ -19,8 +19,8 @@ ParameterizedTest(bool *user, local_lease, is_fresh)
     static const char *const leave =
         "for d in /workspace /home/sandbox /tmp /dev/shm /run; do echo x > $d/left; done;"
         "setsid sh -c 'sleep 1000' >/dev/null 2>&1 & sleep 1000 >/dev/null 2>&1 & echo ok";
-    static const char *const look =
-        "ls -A /workspace /home/sandbox /tmp /dev/shm /run; cat /proc/[0-9]*/comm 2>/dev/null | grep -x sleep; true";
+    static const char *const look = "ls -A /workspace /home/sandbox /tmp /dev/shm /run; cat "
+                                    "/proc/[0-9]*/comm 2>/dev/null | grep -x sleep; true";
     struct world w;
     const struct sg_local_pool_config c = world_pool(1);
     world_open(&w, *user, &c, 1);
@@ -153,7 +153,8 @@ Test(local_lease, a_wait_ends_by_timeout_or_cancel_and_takes_nothing)
     call_end(sb);
     sb = call_create_end(&next);
     cr_assert_not_null(sb);
-    cr_expect_null(call_create(w.d, &(struct sg_sandbox_spec){.lease_id = "x", .acquire_timeout_ms = 1}, &err));
+    cr_expect_null(
+        call_create(w.d, &(struct sg_sandbox_spec){.lease_id = "x", .acquire_timeout_ms = 1}, &err));
     call_end(sb);
     cr_assert(world_wait(&w, 0, 0, SG_SLOT_READY));
     sg_cancel_unref(cancel);

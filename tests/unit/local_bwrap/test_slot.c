@@ -190,7 +190,8 @@ ParameterizedTest(bool *user, local_slot, terminate_ends_running_commands)
     world_close(&w);
 }
 
-/* The slot must stay out of use while something of its last sandbox is open here, and come back right after. */
+/* The slot must stay out of use while something of its last sandbox is open here, and come back right after.
+ */
 static void expect_held(struct world *w)
 {
     (void)usleep(150000); /* a rebuild takes a tenth of that */
@@ -241,9 +242,10 @@ Test(local_slot, an_upload_keeps_the_slot_back)
 
 Test(local_slot, a_connection_keeps_the_slot_back)
 {
-    static const char *const server = "python3 -c \"import socket,time\n"
-                                      "s=socket.socket(); s.setsockopt(1,2,1); s.bind(('127.0.0.1',8080)); s.listen()\n"
-                                      "print('up',flush=True)\nc=s.accept()[0]; c.sendall(b'hello'); time.sleep(1000)\"";
+    static const char *const server =
+        "python3 -c \"import socket,time\n"
+        "s=socket.socket(); s.setsockopt(1,2,1); s.bind(('127.0.0.1',8080)); s.listen()\n"
+        "print('up',flush=True)\nc=s.accept()[0]; c.sendall(b'hello'); time.sleep(1000)\"";
     struct world w;
     const struct sg_local_pool_config c = world_pool(1);
     struct sg_hold *hold = NULL;
@@ -332,7 +334,8 @@ Test(local_slot, recycle_rebuilds_what_is_not_leased)
     world_open(&w, false, &c, 1);
     const struct sg_slot_ops *slots = w.d->ops->slots;
     cr_assert(world_wait_ready(&w));
-    struct sg_sandbox *sb = world_lease(&w, "lse_1"); /* slot 0: the longest READY, or whichever was built first */
+    struct sg_sandbox *sb =
+        world_lease(&w, "lse_1"); /* slot 0: the longest READY, or whichever was built first */
     cr_assert_not_null(sb);
     size_t leased = world_slot(&w, 0, 0).state == SG_SLOT_LEASED ? 0 : 1;
     char name[80];
