@@ -104,6 +104,31 @@ ParameterizedTest(bool *user, local_slot, a_leased_one_that_dies_is_lost)
     world_close(&w);
 }
 
+Test(local_slot, one_that_dies_again_and_again_is_failed_until_it_works)
+{
+    struct world w;
+    const struct sg_local_pool_config c = world_pool(1);
+    struct sg_sandbox_spec spec = call_spec("lse_1");
+    struct sg_error err = {0};
+    world_open(&w, false, &c, 1);
+    for (int i = 0; i < 4; i++) {
+        cr_expect_eq(sg_driver_health(w.d, NULL), 0);
+        cr_assert(world_wait(&w, 0, 0, SG_SLOT_READY));
+        kill_agent(&w);
+        cr_assert(i == 3 ? world_wait(&w, 0, 0, SG_SLOT_FAILED) : wait_generation(&w, (uint64_t)i + 2));
+    }
+    cr_expect_eq(sg_driver_health(w.d, &err), -1);
+    cr_expect_eq(err.code, SG_UNAVAILABLE);
+    cr_expect_null(call_create(w.d, &spec, &err));
+    cr_expect_eq(err.code, SG_UNAVAILABLE);
+    cr_expect_gt(err.retry_after, 0);
+    cr_expect_neq(world_slot(&w, 0, 0).last_error[0], '\0');
+    cr_assert_eq(w.d->ops->slots->recycle(w.d, NULL, "default-0", &err), 0);
+    cr_assert(world_wait(&w, 0, 0, SG_SLOT_READY));
+    cr_expect_eq(sg_driver_health(w.d, NULL), 0);
+    world_close(&w);
+}
+
 Test(local_slot, a_lost_lease_that_is_only_dropped_frees_its_slot)
 {
     struct world w;
@@ -131,12 +156,14 @@ Test(local_slot, many_leases_leave_nothing, .timeout = 110)
     size_t fds = 0;
     size_t processes = 0;
     size_t mounts = 0;
+    size_t groups = 0;
     for (unsigned i = 0; i < WARM + CYCLES; i++) {
         if (i == WARM) {
             cr_assert(world_wait_ready(&w));
             fds = world_open_fds();
             processes = world_processes(&w, NULL, NULL, 0);
             mounts = world_mounts(&w);
+            groups = world_groups(&w);
         }
         struct sg_sandbox *sb = world_lease(&w, "lse_1");
         cr_assert_not_null(sb);
@@ -152,8 +179,11 @@ Test(local_slot, many_leases_leave_nothing, .timeout = 110)
     cr_expect_leq(fds_now, fds, "%zu descriptors, %zu before", fds_now, fds);
     cr_expect_leq(world_processes(&w, NULL, NULL, 0), processes);
     cr_expect_leq(world_mounts(&w), mounts);
+    cr_expect_leq(world_groups(&w), groups);
+    cr_expect(groups > 0 || sg_spawner_facts(w.spawner)->tree_kill != SG_TREE_KILL_CGROUP);
     cr_expect_eq(world_processes(&w, "sleep", NULL, 0), 0);
     world_close(&w);
+    cr_expect_eq(world_groups(&w), 0);
 }
 
 ParameterizedTestParameters(local_slot, terminate_ends_running_commands)
@@ -243,9 +273,9 @@ Test(local_slot, an_upload_keeps_the_slot_back)
 Test(local_slot, a_connection_keeps_the_slot_back)
 {
     static const char *const server =
-        "python3 -c \"import socket,time\n"
-        "s=socket.socket(); s.setsockopt(1,2,1); s.bind(('127.0.0.1',8080)); s.listen()\n"
-        "print('up',flush=True)\nc=s.accept()[0]; c.sendall(b'hello'); time.sleep(1000)\"";
+        "exec perl -e 'use Socket; socket(S, PF_INET, SOCK_STREAM, 0) or die; "
+        "bind(S, sockaddr_in(8080, INADDR_LOOPBACK)) or die; listen(S, 5) or die; $| = 1; print \"up\\n\"; "
+        "accept(C, S); sleep 1000'";
     struct world w;
     const struct sg_local_pool_config c = world_pool(1);
     struct sg_hold *hold = NULL;

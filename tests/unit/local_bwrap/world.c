@@ -252,3 +252,48 @@ size_t world_mounts(const struct world *w)
     free(text);
     return n;
 }
+
+/* Name of the spawner's groups, from where an agent is; "" without groups. */
+static void group_name(const struct world *w, char out[64])
+{
+    pid_t pid = 0;
+    char path[64];
+    char *text = NULL;
+    size_t len = 0;
+    out[0] = '\0';
+    if (world_processes(w, "agent", &pid, 1) == 0) {
+        return;
+    }
+    (void)snprintf(path, sizeof path, "/proc/%d/cgroup", (int)pid);
+    if (sg_read_file(path, 16384, &text, &len, NULL) == 0 && strstr(text, "/sandgate-") != NULL) {
+        const char *name = strstr(text, "/sandgate-") + 1;
+        (void)snprintf(out, 64, "%.*s", (int)(strcspn(name, "/\n") < 63 ? strcspn(name, "/\n") : 63), name);
+    }
+    free(text);
+}
+
+static size_t count_groups(const char *dir, const char *name, bool inside, int depth)
+{
+    size_t n = 0;
+    DIR *d = opendir(dir);
+    for (const struct dirent *e = d != NULL ? readdir(d) : NULL; e != NULL && depth < 12; e = readdir(d)) {
+        if (e->d_type == DT_DIR && e->d_name[0] != '.') {
+            char *below = sg_xasprintf("%s/%s", dir, e->d_name);
+            bool in = inside || sg_streq(e->d_name, name);
+            n += in + count_groups(below, name, in, depth + 1);
+            free(below);
+        }
+    }
+    if (d != NULL) {
+        (void)closedir(d);
+    }
+    return n;
+}
+
+size_t world_groups(struct world *w)
+{
+    if (w->groups[0] == '\0' && w->spawner != NULL) {
+        group_name(w, w->groups);
+    }
+    return w->groups[0] == '\0' ? 0 : count_groups("/sys/fs/cgroup", w->groups, false, 0);
+}

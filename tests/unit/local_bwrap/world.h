@@ -12,6 +12,7 @@ struct world {
     struct sg_reactor *reactor;
     struct sg_workq *workq;
     struct sg_driver *d;
+    char groups[64]; /* of world_groups() */
 };
 
 /* A pool of n slots with small limits. */
@@ -36,5 +37,7 @@ size_t world_processes(const struct world *w, const char *comm, pid_t *ret, size
 size_t world_open_fds(void);
 /* Lines of the spawner's mountinfo. */
 size_t world_mounts(const struct world *w);
+/* Control groups of this world, in all hierarchies; the first call needs a sandbox. 0 after world_close(). */
+size_t world_groups(struct world *w);
 
 #endif
