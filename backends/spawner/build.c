@@ -204,25 +204,13 @@ static void add_namespaces(struct args *a, const struct sg_build *b)
     }
 }
 
-/* World-readable files of /proc that say more of the machine than a sandbox should know. */
 static void add_proc(struct args *a, const struct sg_build *b)
 {
-    static const char *const files[] = {"/proc/kcore",        "/proc/keys",       "/proc/key-users",
-                                        "/proc/kmsg",         "/proc/timer_list", "/proc/sched_debug",
-                                        "/proc/latency_stats"};
-    static const char *const dirs[] = {"/proc/acpi", "/proc/scsi", "/proc/asound"};
     add(a, "--proc", "/proc", NULL);
     /* An ordinary user's commands may write the settings of their own namespaces, so nobody may write any. */
     add(a, "--ro-bind", "/proc/sys", "/proc/sys", NULL);
-    for (size_t i = 0; i < SG_COUNT_OF(files); i++) {
-        if (access(files[i], F_OK) == 0) {
-            add(a, "--ro-bind", b->view->nothing, files[i], NULL);
-        }
-    }
-    for (size_t i = 0; i < SG_COUNT_OF(dirs); i++) {
-        if (access(dirs[i], F_OK) == 0) {
-            add(a, "--ro-bind", b->view->empty, dirs[i], NULL);
-        }
+    for (size_t i = 0; i < b->view->n_covered; i++) {
+        add(a, "--ro-bind", b->view->covered[i].from, b->view->covered[i].to, NULL);
     }
 }
 

@@ -184,8 +184,8 @@ static int start(struct sg_daemon *d, int *signals, struct sg_error *err)
     if (state < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", a->cfg->state_dir);
     }
-    if (sg_view_make(&d->view, a->cfg, &a->own, err) < 0 || sg_remove_tree(state, "slots", err) < 0 ||
-        sg_seccomp_filter(flags, &d->seccomp[0], err) < 0 ||
+    if (sg_view_make(&d->view, a->cfg, a->bwrap, &a->own, err) < 0 ||
+        sg_remove_tree(state, "slots", err) < 0 || sg_seccomp_filter(flags, &d->seccomp[0], err) < 0 ||
         sg_seccomp_filter(flags | SG_SECCOMP_CLONE3, &d->seccomp[1], err) < 0) {
         return -1;
     }

@@ -210,12 +210,12 @@ static int check_config(const struct sg_spawner_config *cfg, struct sg_error *er
 {
     size_t n = 0;
     for (; cfg->rootfs != NULL && cfg->rootfs[n] != NULL; n++) {
-        if (cfg->rootfs[n][0] != '/' || n >= SG_SPAWNER_ROOTFS_MAX) {
+        if (cfg->rootfs[n][0] != '/' || cfg->rootfs[n][1] == '\0' || n >= SG_SPAWNER_ROOTFS_MAX) {
             return sg_error_set(err, SG_INVALID_REQUEST,
                                 "rootfs must be an absolute path, at most %u of them", SG_SPAWNER_ROOTFS_MAX);
         }
     }
-    if (cfg->state_dir[0] != '/' || cfg->agent_path[0] != '/') {
+    if (cfg->state_dir[0] != '/' || cfg->state_dir[1] == '\0' || cfg->agent_path[0] != '/') {
         return sg_error_set(err, SG_INVALID_REQUEST, "state directory and agent must be absolute paths");
     }
     if (geteuid() == 0 && (cfg->uid_base < 1000 || cfg->uid_base > 2000000000U)) {

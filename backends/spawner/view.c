@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <sys/mount.h>
@@ -13,105 +12,48 @@
 #include "base/fd.h"
 
 #define AGENT_MAX (64U * 1024U * 1024U)
+#define OWN SG_VIEW_OWN
 
-/* ---- the namespaces the spawner was born into ---- */
+/* ---- our files in it ---- */
 
-static int write_text(const char *path, const char *text)
+static int make_own(struct sg_view *v, struct sg_error *err)
 {
-    sg_cleanup(sg_close_p) int fd = open(path, O_WRONLY | O_CLOEXEC);
-    return fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) ? 0 : -1;
-}
-
-static int map_user(unsigned uid, unsigned gid, struct sg_error *err)
-{
-    char users[64], groups[64];
-    snprintf(users, sizeof users, "0 %u 1\n", uid);
-    snprintf(groups, sizeof groups, "0 %u 1\n", gid);
-    if (write_text("/proc/self/setgroups", "deny") < 0 || write_text("/proc/self/uid_map", users) < 0 ||
-        write_text("/proc/self/gid_map", groups) < 0) {
-        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot map this user into a user namespace");
+    v->anchor = OWN;
+    v->slot = OWN "/slot";
+    v->empty = OWN "/empty";
+    v->nothing = OWN "/nothing";
+    if (mkdir(v->slot, 0755) < 0 || mkdir(v->empty, 0) < 0 || mknod(v->nothing, S_IFREG, 0) < 0) {
+        return sg_error_sys(err, SG_UNAVAILABLE, errno, OWN);
     }
     return 0;
 }
 
-static int settle_mounts(struct sg_error *err)
+static int read_agent(const char *from, char **bytes, size_t *len, struct sg_error *err)
 {
-    if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) {
-        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make the mounts private");
-    }
-    if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0) {
-        return sg_error_sys(err, SG_UNAVAILABLE, errno,
-                            "cannot mount a /proc (inside a container it must not be masked: run it with "
-                            "systempaths=unconfined)");
-    }
-    return 0;
+    return sg_read_file(from, AGENT_MAX, bytes, len, err) < 0 ? sg_error_wrap(err, "the agent's binary") : 0;
 }
 
-/* ---- the tmpfs ---- */
-
-static bool is_below(const char *path, const char *dir)
+static int write_agent(const char *bytes, size_t len, struct sg_error *err)
 {
-    size_t n = strlen(dir);
-    return path != NULL && strncmp(path, dir, n) == 0 && (path[n] == '/' || path[n] == '\0');
-}
-
-static bool hides_something(const char *dir, const struct sg_spawner_config *cfg)
-{
-    bool hides =
-        is_below(cfg->state_dir, dir) || is_below(cfg->bwrap_path, dir) || is_below(cfg->agent_path, dir);
-    for (size_t i = 0; cfg->rootfs != NULL && cfg->rootfs[i] != NULL; i++) {
-        hides = hides || is_below(cfg->rootfs[i], dir);
-    }
-    return hides;
-}
-
-/* Any directory will do that exists everywhere and that nobody needs; it is covered in the spawner's
- * namespace only. */
-static const char *find_anchor(const struct sg_spawner_config *cfg)
-{
-    static const char *const places[] = {"/mnt", "/media", "/srv", "/opt", "/boot"};
-    for (size_t i = 0; i < SG_COUNT_OF(places); i++) {
-        struct stat st;
-        if (!hides_something(places[i], cfg) && lstat(places[i], &st) == 0 && S_ISDIR(st.st_mode)) {
-            return places[i];
-        }
-    }
-    return NULL;
-}
-
-static int make_anchor(struct sg_view *v, const struct sg_spawner_config *cfg, struct sg_error *err)
-{
-    const char *place = find_anchor(cfg);
-    if (place == NULL) {
-        return sg_error_set(err, SG_UNAVAILABLE,
-                            "none of /mnt, /media, /srv, /opt, /boot is a directory to mount on");
-    }
-    if (mount("sandgate", place, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=128m") < 0) {
-        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot mount a tmpfs");
-    }
-    v->anchor = sg_xstrdup(place);
-    v->slot = sg_xasprintf("%s/slot", place);
-    v->empty = sg_xasprintf("%s/empty", place);
-    v->nothing = sg_xasprintf("%s/nothing", place);
-    if (mount(NULL, place, NULL, MS_PRIVATE, NULL) < 0 || mkdir(v->slot, 0755) < 0 ||
-        mkdir(v->empty, 0) < 0 || mknod(v->nothing, S_IFREG, 0) < 0) {
-        return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", v->slot);
-    }
-    return 0;
-}
-
-static int copy_agent(const struct sg_view *v, const char *from, struct sg_error *err)
-{
-    sg_cleanup(sg_free_p) char *to = sg_xasprintf("%s/agent", v->anchor);
-    sg_cleanup(sg_free_p) char *bytes = NULL;
-    size_t len;
-    if (sg_read_file(from, AGENT_MAX, &bytes, &len, err) < 0) {
-        return sg_error_wrap(err, "the agent's binary");
-    }
-    if (sg_write_file(to, bytes, len, 0555, err) < 0 || chmod(to, 0555) < 0) {
+    if (sg_write_file(OWN "/agent", bytes, len, 0555, err) < 0 || chmod(OWN "/agent", 0555) < 0) {
         return sg_error_wrap(err, "the copy of the agent's binary");
     }
     return 0;
+}
+
+/* Read by anybody on the host, and of no use in a sandbox. */
+static void find_covered(struct sg_view *v)
+{
+    static const char *const names[] = {
+        "/proc/kcore", "/proc/keys", "/proc/key-users",   "/proc/kmsg",          "/proc/timer_list",
+        "/proc/acpi",  "/proc/scsi", "/proc/sched_debug", "/proc/latency_stats", "/proc/asound"};
+    for (size_t i = 0; i < SG_COUNT_OF(names); i++) {
+        struct stat st;
+        if (lstat(names[i], &st) == 0 && (st.st_mode & S_IROTH)) {
+            v->covered[v->n_covered++] =
+                (struct sg_view_bind){S_ISDIR(st.st_mode) ? v->empty : v->nothing, names[i]};
+        }
+    }
 }
 
 /* ---- one root ---- */
@@ -125,7 +67,7 @@ static int bind_add(struct sg_view_root *r, const char *from, const char *to, st
     return 0;
 }
 
-static int make_dirs(const char *root, const char *const *dirs, struct sg_error *err)
+static int make_all(const char *root, const char *const *dirs, struct sg_error *err)
 {
     for (; *dirs != NULL; dirs++) {
         sg_cleanup(sg_free_p) char *path = sg_xasprintf("%s%s", root, *dirs);
@@ -176,7 +118,7 @@ static int begin_root(struct sg_view *v, struct sg_view_root *r, struct sg_error
     if (mkdir(r->path, 0755) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", r->path);
     }
-    if (make_dirs(r->path, common_dirs, err) < 0) {
+    if (make_all(r->path, common_dirs, err) < 0) {
         return -1;
     }
     if (link(agent, link_to) < 0) {
@@ -187,26 +129,25 @@ static int begin_root(struct sg_view *v, struct sg_view_root *r, struct sg_error
 
 static int make_host_root(struct sg_view *v, struct sg_error *err)
 {
-    static const char *const system_dirs[] = {"usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"};
-    static const char *const more_dirs[] = {"/etc",     "/root",     "/mnt",     "/opt",
-                                            "/srv",     "/var",      "/var/lib", "/var/cache",
-                                            "/var/log", "/var/mail", "/var/opt", NULL};
+    static const char *const more_dirs[] = {"/root",     "/mnt",     "/opt",       "/srv",
+                                            "/var",      "/var/lib", "/var/cache", "/var/log",
+                                            "/var/mail", "/var/opt", NULL};
     struct sg_view_root *r = &v->roots[0];
-    if (begin_root(v, r, err) < 0 || make_dirs(r->path, more_dirs, err) < 0) {
+    if (begin_root(v, r, err) < 0 || make_all(r->path, more_dirs, err) < 0) {
         return -1;
     }
-    for (size_t i = 0; i < SG_COUNT_OF(system_dirs); i++) {
-        if (take_entry(r, "", system_dirs[i], err) < 0) {
+    for (size_t i = 0; i < SG_COUNT_OF(sg_view_system_dirs); i++) {
+        if (take_entry(r, "", sg_view_system_dirs[i], err) < 0) {
             return -1;
         }
     }
     sg_cleanup(sg_free_p) char *var_tmp = sg_xasprintf("%s/var/tmp", r->path);
     sg_cleanup(sg_free_p) char *var_run = sg_xasprintf("%s/var/run", r->path);
     sg_cleanup(sg_free_p) char *etc = sg_xasprintf("%s/etc", r->path);
-    if (symlink("/tmp", var_tmp) < 0 || symlink("/run", var_run) < 0) {
+    if (symlink("/tmp", var_tmp) < 0 || symlink("/run", var_run) < 0 || rename(SG_VIEW_ETC, etc) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", var_tmp);
     }
-    return sg_view_etc_make(etc, true, err);
+    return 0;
 }
 
 /* The image's own /etc, with the generated files over those of the same name. */
@@ -264,11 +205,15 @@ static int make_image_root(struct sg_view *v, const char *base, struct sg_error 
     return result < 0 ? -1 : take_etc(v, r, base, err);
 }
 
-int sg_view_make(struct sg_view *v, const struct sg_spawner_config *cfg, const struct sg_view_user *own,
-                 struct sg_error *err)
+int sg_view_make(struct sg_view *v, const struct sg_spawner_config *cfg, const char *bwrap,
+                 const struct sg_view_user *own, struct sg_error *err)
 {
-    if ((!own->root_server && map_user(own->uid, own->gid, err) < 0) || settle_mounts(err) < 0 ||
-        make_anchor(v, cfg, err) < 0 || copy_agent(v, cfg->agent_path, err) < 0 ||
+    sg_cleanup(sg_free_p) char *agent = NULL;
+    size_t len;
+    if (read_agent(cfg->agent_path, &agent, &len, err) < 0) {
+        return -1;
+    }
+    if (sg_view_enter(cfg, bwrap, own, err) < 0 || make_own(v, err) < 0 || write_agent(agent, len, err) < 0 ||
         make_host_root(v, err) < 0) {
         return -1;
     }
@@ -277,9 +222,9 @@ int sg_view_make(struct sg_view *v, const struct sg_spawner_config *cfg, const s
             return -1;
         }
     }
-    if (mount(NULL, v->anchor, NULL, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, "mode=0755,size=128m") <
-        0) {
-        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make %s read-only", v->anchor);
+    find_covered(v);
+    if (mount(NULL, "/", NULL, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, "mode=0755,size=128m") < 0) {
+        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make the spawner's root read-only");
     }
     return 0;
 }

@@ -1,6 +1,6 @@
-/* What all slots see of the machine: the spawner's private mount namespace with one small read-only tmpfs
- * that holds the agent's binary and, for the host and for each configured root file system, the skeleton of a
- * sandbox's root. */
+/* What all slots see of the machine: the spawner's private root, a small read-only tmpfs that shows the
+ * system directories and the configured ones at their own paths and holds the agent's binary and, for the
+ * host and for each configured root file system, the skeleton of a sandbox's root. */
 #ifndef SG_VIEW_H
 #define SG_VIEW_H
 
@@ -10,7 +10,7 @@
 #define SG_VIEW_AGENT "/.sandgate/agent" /* inside every sandbox */
 
 struct sg_view_bind {
-    char *from, *to;
+    const char *from, *to;
 };
 
 /* One kind of root: a directory with mount points and generated files, and what is bound over it, read-only.
@@ -22,11 +22,13 @@ struct sg_view_root {
 };
 
 struct sg_view {
-    char *anchor; /* where the tmpfs is mounted */
-    char *slot;   /* empty directory in it: each build mounts the slot's own tmpfs here, in its own mount
-                     namespace */
-    char *empty;  /* a directory, and a file, that nobody can read: for covering others */
-    char *nothing;
+    const char *anchor; /* where our own files are */
+    const char
+        *slot; /* empty directory: each build mounts the slot's own tmpfs here, in its own mount namespace */
+    const char *empty; /* a directory, and a file, that nobody can read: for covering others */
+    const char *nothing;
+    struct sg_view_bind covered[16]; /* files of /proc, and what is bound over them */
+    size_t n_covered;
     struct sg_view_root roots[1 + SG_SPAWNER_ROOTFS_MAX]; /* [0]: the host's */
     size_t n_roots;
 };
@@ -38,8 +40,16 @@ struct sg_view_user {
 };
 
 /* In the spawner, which was born into its own mount and PID namespaces and, under an ordinary user, its own
- * user namespace: becomes uid 0 of that, mounts the PID namespace's /proc, then makes the tmpfs. */
-int sg_view_make(struct sg_view *v, const struct sg_spawner_config *cfg, const struct sg_view_user *own,
-                 struct sg_error *err);
+ * user namespace: becomes uid 0 of that, changes to the new root and fills it. bwrap: its absolute path. */
+int sg_view_make(struct sg_view *v, const struct sg_spawner_config *cfg, const char *bwrap,
+                 const struct sg_view_user *own, struct sg_error *err);
+
+/* Of sg_view_make(): makes the new root, with a generated /etc at SG_VIEW_ETC, and changes to it. */
+int sg_view_enter(const struct sg_spawner_config *cfg, const char *bwrap, const struct sg_view_user *own,
+                  struct sg_error *err);
+#define SG_VIEW_OWN "/.sandgate"
+#define SG_VIEW_ETC SG_VIEW_OWN "/etc"
+#define SG_VIEW_SYSTEM_DIRS 7U
+extern const char *const sg_view_system_dirs[SG_VIEW_SYSTEM_DIRS]; /* directories or links at the top */
 
 #endif
