@@ -37,7 +37,6 @@ call() { # METHOD PATH [curl options...]
   curl -sS --fail-with-body -X "$method" "$url$path" "$@" || fail "$method $path"
 }
 json=(-H 'Content-Type: application/json')
-field() { sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p" | head -n 1; }
 
 step '1. Which backend would a job get, and why?'
 call POST /select "${json[@]}" -d '{"policy":{"required_capabilities":["file_rw","exec","public_url"]}}'
@@ -59,17 +58,20 @@ call GET "/leases/$id/files?path=page/index.html"
 echo
 
 step '5. Start a web server in it and reach it from outside'
-serve='cd page && perl -MIO::Socket::INET -e '\''
-  my $s = IO::Socket::INET->new(LocalAddr => "127.0.0.1:8000", Listen => 16, ReuseAddr => 1) or die $!;
-  open my $r, ">", "ready"; close $r;
-  while (my $c = $s->accept) {
-    while (defined(my $l = <$c>)) { last if $l =~ /^\r?$/ }
-    open my $f, "<", "index.html"; local $/; my $b = <$f>;
-    print $c "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: " . length($b) . "\r\nConnection: close\r\n\r\n$b";
-    close $c;
-  }'\'' >/dev/null 2>&1 & until [ -e page/ready ]; do sleep 0.02; done'
-body=$(perl -MJSON::PP -e 'print JSON::PP->new->encode({command => $ARGV[0]})' "$serve")
-call POST "/leases/$id/exec" "${json[@]}" -d "$body"
+call PUT "/leases/$id/files?path=server.pl" --data-binary @- <<'PERL'
+use IO::Socket::INET;
+my $server = IO::Socket::INET->new(LocalAddr => "127.0.0.1:8000", Listen => 16, ReuseAddr => 1) or die $!;
+open my $ready, ">", "ready"; close $ready;
+while (my $client = $server->accept) {
+    while (defined(my $line = <$client>)) { last if $line =~ /^\r?$/ }
+    open my $file, "<", "page/index.html"; local $/; my $page = <$file>;
+    print $client "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: " . length($page) . "\r\n";
+    print $client "Connection: close\r\n\r\n$page";
+    close $client;
+}
+PERL
+call POST "/leases/$id/exec" "${json[@]}" \
+  -d '{"command":"perl server.pl >/dev/null 2>&1 & until [ -e ready ]; do sleep 0.02; done"}'
 call GET "/leases/$id/endpoints/8000"
 page=$(call GET "/leases/$id/proxy/8000/")
 echo "$page"

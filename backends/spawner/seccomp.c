@@ -187,6 +187,8 @@ static void refuse_for_one_uid(struct filter *f)
     for (size_t i = 0; i < SG_COUNT_OF(aimed); i++) {
         refuse_arg(f, aimed[i].name, aimed[i].arg, SCMP_CMP_MASKED_EQ, LOW32, 1);
     }
+    /* "Everybody" would take the agent's helpers along, which have the same uid, and with them the lease. */
+    refuse_arg(f, "kill", 0, SCMP_CMP_MASKED_EQ, LOW32, LOW32);
     /* Of oneself only: the first process may have threads, whose numbers nobody knows here. */
     refuse_arg(f, "prlimit64", 0, SCMP_CMP_NE, 0, 0);
 }

@@ -145,7 +145,7 @@ static void fill_json(struct sg_answer *a, const char *type, json_t *v)
 {
     struct sg_buf b;
     sg_buf_init(&b, SIZE_MAX / 2);
-    if (!v || json_dump_callback(v, add_text, &b, JSON_COMPACT | JSON_ENCODE_ANY) < 0 ||
+    if (!v || json_dump_callback(v, add_text, &b, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15)) < 0 ||
         sg_buf_add(&b, "\n", 1) < 0) {
         no_memory(a);
     } else {

@@ -279,13 +279,15 @@ static void settled(struct creation *c)
     struct sg_lease l;
 
     sg_entry_lease(c->entry, &l);
-    if (l.state == SG_LEASE_FAILED) {
+    if (l.state == SG_LEASE_FAILED)
         sg_entry_failure(c->entry, &c->why);
-        answer(c, NULL, &c->why);
-    } else {
-        answer_entry(c, false);
-    }
+    else if (l.state != SG_LEASE_READY && l.state != SG_LEASE_CREATING)
+        sg_error_set(&c->why, SG_LEASE_GONE, "the lease of the same request was ended while it was being created");
     sg_lease_finish(&l);
+    if (c->why.code != SG_OK)
+        answer(c, NULL, &c->why);
+    else
+        answer_entry(c, false);
 }
 
 static void other_settled(struct sg_waiter *w)
