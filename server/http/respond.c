@@ -370,3 +370,12 @@ void sg_answer_raw(struct sg_request *r)
     r->conn->linger = true;
     sg_buf_finish(&b);
 }
+
+void sg_respond_cut(struct sg_request *r)
+{
+    pthread_mutex_lock(&r->lock);
+    bool going = r->mhd != NULL;
+    if (going)
+        sg_conn_shutdown(r->conn); /* under the lock: it cannot be the next request's connection yet */
+    pthread_mutex_unlock(&r->lock);
+}

@@ -29,6 +29,9 @@ void sg_respond_empty(struct sg_request *r, int status);
  * A file that got shorter cuts the answer. */
 void sg_respond_fd(struct sg_request *r, int status, const char *content_type, int fd, struct sg_hold *hold,
                    uint64_t offset, uint64_t len);
+/* Ends the connection under an answer that is still on its way, so that the client sees a cut; nothing when it is complete. Any
+ * thread. For answers whose source ends under them. */
+void sg_respond_cut(struct sg_request *r);
 /* Whatever comes out of the pipe; a reference is taken. content_length -1: unknown (chunked). The client sees a
  * cut when the pipe fails or ends early. The pipe is stopped when the client goes away. */
 void sg_respond_pipe(struct sg_request *r, int status, const char *content_type, struct sg_pipe *p,

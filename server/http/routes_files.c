@@ -130,6 +130,52 @@ static void file_headers(struct sg_request *r, const struct sg_file_stat *st)
     sg_respond_header(r, "Content-Security-Policy", "sandbox");
 }
 
+/* A file on its way out. Its sandbox's slot waits for the descriptor, so a client that takes its time is cut when the lease ends. */
+struct download {
+    _Atomic int refs; /* the descriptor's and the hook's */
+    struct sg_request *r;
+    struct sg_entry *e;
+    struct sg_hold *hold; /* the sandbox's own */
+    struct sg_cancel_hook lease_end;
+};
+
+static void download_unref(struct download *d)
+{
+    if (--d->refs > 0)
+        return;
+    sg_req_unref(d->r);
+    sg_entry_unref(d->e);
+    free(d);
+}
+
+static void download_cut(struct sg_cancel_hook *h, enum sg_cancel_reason why SG_UNUSED)
+{
+    struct download *d = sg_container_of(h, struct download, lease_end);
+
+    sg_respond_cut(d->r);
+    download_unref(d);
+}
+
+static void download_closed(void *arg)
+{
+    struct download *d = arg;
+
+    if (sg_cancel_unhook(sg_entry_cancel(d->e), &d->lease_end))
+        download_unref(d);
+    sg_hold_unref(d->hold);
+    download_unref(d);
+}
+
+static void send_file(struct sg_request *r, struct sg_entry *e, int status, struct sg_file_source *src, const struct range *g)
+{
+    struct download *d = sg_xcalloc(1, sizeof *d);
+
+    *d = (struct download){.refs = 2, .r = sg_req_ref(r), .e = sg_entry_ref(e), .hold = src->hold, .lease_end.fired = download_cut};
+    struct sg_hold *hold = sg_hold_new(download_closed, d);
+    sg_cancel_hook(sg_entry_cancel(e), &d->lease_end);
+    sg_respond_fd(r, status, "application/octet-stream", src->fd, hold, g->first, g->len);
+}
+
 static void source_close(struct sg_file_source *src)
 {
     sg_close(src->fd);
@@ -137,7 +183,7 @@ static void source_close(struct sg_file_source *src)
     sg_pipe_unref(src->pipe);
 }
 
-static void send_source(struct sg_request *r, struct sg_file_source *src)
+static void send_source(struct sg_request *r, struct sg_entry *e, struct sg_file_source *src)
 {
     struct range g;
     struct sg_error err = {0};
@@ -167,37 +213,46 @@ static void send_source(struct sg_request *r, struct sg_file_source *src)
         g.len = (uint64_t)max;
     int status = g.partial ? 206 : 200;
     if (src->fd >= 0) {
-        sg_respond_fd(r, status, "application/octet-stream", src->fd, src->hold, g.first, g.len);
+        send_file(r, e, status, src, &g);
     } else {
         sg_respond_pipe(r, status, "application/octet-stream", src->pipe, -1);
         sg_pipe_unref(src->pipe);
     }
 }
 
+struct get_call {
+    struct sg_request *r;
+    struct sg_entry *e;
+};
+
 static void got_source(void *arg, struct sg_file_source *src, const struct sg_error *err)
 {
-    struct sg_request *r = arg;
+    struct get_call *c = arg;
 
     if (err)
-        sg_respond_error(r, err);
+        sg_respond_error(c->r, err);
     else
-        send_source(r, src);
-    sg_req_unref(r);
+        send_source(c->r, c->e, src);
+    sg_req_unref(c->r);
+    sg_entry_unref(c->e);
+    free(c);
 }
 
 static void get_file(struct sg_request *r, struct sg_api *api SG_UNUSED, struct sg_entry *e)
 {
+    struct get_call *c = sg_xcalloc(1, sizeof *c);
     struct sg_error err = {0};
     const char *path = path_of(r, &err);
     int64_t max;
 
-    if (path && sg_req_query_int(r, "max_bytes", 0, INT64_MAX, &max, &err) < 0)
-        path = NULL;
-    if (!path || sg_service_file_get(e, path, &(struct sg_file_source_done){got_source, sg_req_ref(r)}, &err) < 0) {
-        if (path)
-            sg_req_unref(r);
-        sg_api_fail(r, &err);
-    }
+    *c = (struct get_call){.r = sg_req_ref(r), .e = sg_entry_ref(e)};
+    if (path && sg_req_query_int(r, "max_bytes", 0, INT64_MAX, &max, &err) >= 0 &&
+        sg_service_file_get(e, path, &(struct sg_file_source_done){got_source, c}, &err) == 0)
+        return;
+    sg_api_fail(r, &err);
+    sg_req_unref(c->r);
+    sg_entry_unref(c->e);
+    free(c);
 }
 
 void sg_route_file_get(struct sg_request *r, void *app)

@@ -370,3 +370,23 @@ def test_audit_verifies_and_finds_a_changed_byte():
                          next(os.path.join(s.state, f) for f in os.listdir(s.state) if f.endswith(".db"))], capture_output=True, text=True)
     assert "audit" in db.stdout, db
     s.clean()
+
+
+def test_stalled_download_does_not_hold_the_slot():
+    """A client that takes nothing of its download is cut when the lease ends; the slot is ready again at once."""
+    with Server({"local_bwrap": {"size": 1, "disk_max": "256MiB"}}) as s:
+        c = s.client()
+        id = c.lease()
+        c.exec(id, "head -c 100000000 /dev/zero > big")
+        q = s.connect()
+        q.sendall(f"GET {c.file_url(id, 'big')} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert q.recv(1)
+        c.terminate(id)
+        s.wait_slots(1)
+        got = 0
+        try:
+            while data := q.recv(1 << 20):
+                got += len(data)
+        except OSError:
+            pass
+        assert got < 100000000
