@@ -40,7 +40,9 @@ static enum MHD_Result take_header(void *arg, enum MHD_ValueKind kind, const cha
         t->odd = true;
     t->next_at = after_line(value + value_len);
 #endif
-    while (value_len > 0 && (value[value_len - 1] == ' ' || value[value_len - 1] == '\t'))
+    /* The parser compares this one with its trailing blanks: so must we. */
+    bool whole = strcasecmp(name, "Transfer-Encoding") == 0;
+    while (!whole && value_len > 0 && (value[value_len - 1] == ' ' || value[value_len - 1] == '\t'))
         value_len--;
     t->list[t->n++] = (struct sg_header){sg_req_copy(t->r, name, name_len), sg_req_copy(t->r, value, value_len)};
     if (strlen(t->list[t->n - 1].value) != value_len)
@@ -59,6 +61,11 @@ static int take_head(struct sg_request *r, struct MHD_Connection *mhd, const cha
     t.next_at = after_line(version + strlen(version));
 #endif
     MHD_get_connection_values_n(mhd, MHD_HEADER_KIND, take_header, &t);
+#if MHD_VERSION < 0x01000000
+    const union MHD_ConnectionInfo *size = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    if (t.n <= SG_HEADERS_MAX && size && after_line(t.next_at) != method + size->header_size)
+        t.odd = true;
+#endif
     r->headers = sg_req_alloc(r, (t.n + 1) * sizeof *r->headers);
     memcpy(r->headers, t.list, t.n * sizeof *r->headers);
     r->n_headers = t.n;

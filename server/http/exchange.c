@@ -7,6 +7,8 @@
 #include "http/auth.h"
 #include "http/request_priv.h"
 
+#define GONE_MS 1000
+
 static void refuse_stopping(struct sg_request *r)
 {
     struct sg_error err = {0};
@@ -37,6 +39,7 @@ static enum MHD_Result answer_early(struct sg_request *r, struct MHD_Connection 
     }
     r->discard = true;
     r->state = SG_REQ_BODY;
+    sg_conn_deadline(r->conn, r->http->cfg.body_ms);
     return MHD_YES;
 }
 
@@ -55,7 +58,7 @@ static enum MHD_Result await_verdict(struct sg_request *r, struct MHD_Connection
             sg_conn_deadline(r->conn, r->http->cfg.body_ms);
             return MHD_YES;
         }
-        int s = sg_req_suspend(r, r->framing.expect_continue ? 0 : SIZE_MAX);
+        int s = sg_req_suspend(r);
         if (s > 0)
             return MHD_YES;
         if (s < 0)
@@ -88,6 +91,7 @@ static enum MHD_Result on_head(struct sg_request *r, struct MHD_Connection *mhd,
     if (r->match.route->body == SG_BODY_STREAM && sg_req_has_body(r)) {
         r->body_pending = true;
         sg_conn_deadline(r->conn, 0);
+        sg_conn_wait(r->conn, r); /* the parser can miss an end that comes with the last bytes */
         dispatch(r);
         return await_verdict(r, mhd);
     }
@@ -180,7 +184,7 @@ static enum MHD_Result on_full(struct sg_request *r, struct MHD_Connection *mhd)
     if (!r->dispatched && !sg_req_answered(r))
         dispatch(r);
     while (!sg_req_answered(r)) {
-        int s = sg_req_suspend(r, 0);
+        int s = sg_req_suspend(r);
         if (s > 0)
             return MHD_YES;
         if (s < 0)
@@ -273,7 +277,8 @@ static void finish_task(struct sg_task *t)
 
 void sg_exchange_completed(struct sg_request *r, enum MHD_RequestTerminationCode how)
 {
-    sg_conn_deadline(r->conn, r->http->cfg.idle_ms);
+    /* The parser may have missed the end of a client that has stopped sending. */
+    sg_conn_deadline(r->conn, sg_conn_hung(r->conn) ? GONE_MS : r->http->cfg.idle_ms);
     if (atomic_load(&r->upgraded)) {
         /* The library holds a lock of its own here that ranks above ours: only leave a note. */
         r->how = how;

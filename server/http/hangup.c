@@ -16,6 +16,8 @@
 #define LINGER_MS 2000
 #define LINGER_BYTES ((size_t)8 * 1024 * 1024)
 #define LINGERS_MAX 128
+/* For a body that is complete in the kernel to be read after its sender has stopped sending. */
+#define BODY_MS 250
 
 /* ---- life ---- */
 
@@ -132,15 +134,22 @@ void sg_http_sweep(struct sg_timer *t)
 
 /* ---- hang-ups ---- */
 
-static void hang_up(struct sg_conn *c, bool reset)
+static void hang_up(struct sg_conn *c, bool sure)
 {
     pthread_mutex_lock(&c->lock);
-    c->hung_up = reset ? SG_HUNG_RESET : SG_HUNG_HALF;
+    c->hung_up = true;
     struct sg_request *r = c->waiting ? sg_req_get(c->waiting) : NULL;
     pthread_mutex_unlock(&c->lock);
-    if (r)
-        sg_req_hangup(r, reset ? SG_HUNG_RESET : SG_HUNG_HALF);
+    if (r && !sg_req_hangup(r, sure))
+        sg_timer_set(c->http->cfg.reactor, &c->timer, sg_now_ms() + BODY_MS);
+    else if (r && sure)
+        sg_conn_shutdown(c); /* wakes a parser that waits for the rest of a body and missed the end */
     sg_req_put(r);
+}
+
+static void look_again(struct sg_timer *t)
+{
+    hang_up(sg_container_of(t, struct sg_conn, timer), true);
 }
 
 static void watch_ready(struct sg_watch *w, uint32_t events)
@@ -162,6 +171,7 @@ static void watch_start(struct sg_conn *c)
         return; /* out of descriptors: this one is only missed when written to */
     c->watch.fd = fd;
     c->watch.ready = watch_ready;
+    c->timer.fire = look_again;
     atomic_fetch_add(&c->refs, 1);
     if (sg_watch_add(c->http->cfg.reactor, &c->watch, EPOLLRDHUP, &err) == 0)
         return;
@@ -187,10 +197,10 @@ void sg_conn_wait(struct sg_conn *c, struct sg_request *r)
         watch_start(c);
 }
 
-enum sg_hung sg_conn_hung(struct sg_conn *c)
+bool sg_conn_hung(struct sg_conn *c)
 {
     pthread_mutex_lock(&c->lock);
-    enum sg_hung hung = c->hung_up;
+    bool hung = c->hung_up;
     pthread_mutex_unlock(&c->lock);
     return hung;
 }
@@ -266,6 +276,7 @@ static void closed_task(struct sg_task *t)
 {
     struct sg_conn *c = sg_container_of(t, struct sg_conn, task);
     sg_watch_del(c->http->cfg.reactor, &c->watch);
+    sg_timer_cancel(c->http->cfg.reactor, &c->timer);
     if (c->linger) {
         linger_start(c);
         return;

@@ -1,6 +1,5 @@
 #include <stdio.h>
 #include <strings.h>
-#include <sys/ioctl.h>
 
 #include "base/id.h"
 #include "base/str.h"
@@ -380,7 +379,7 @@ void sg_req_wake_locked(struct sg_request *r)
     }
 }
 
-int sg_req_suspend(struct sg_request *r, size_t offered)
+int sg_req_suspend(struct sg_request *r)
 {
     int result = 1;
     sg_conn_wait(r->conn, r);
@@ -393,39 +392,26 @@ int sg_req_suspend(struct sg_request *r, size_t offered)
         result = 0;
     } else {
         r->suspended = true;
-        r->offered = offered;
         MHD_suspend_connection(r->mhd);
     }
     pthread_mutex_unlock(&r->lock);
-    /* A hang-up seen before the flag was set could not be judged then. */
-    enum sg_hung hung = result == 1 ? sg_conn_hung(r->conn) : SG_HUNG_NO;
-    if (hung != SG_HUNG_NO)
-        sg_req_hangup(r, hung);
+    /* One seen before the flag was set may have been left for later. */
+    if (result == 1 && sg_conn_hung(r->conn))
+        sg_req_hangup(r, true);
     return result;
 }
 
-/* Can the rest of the body be in our hands already, the parser's and the kernel's? r locked. */
-static bool body_can_complete(const struct sg_request *r)
-{
-    int queued = 0;
-    if (r->framing.chunked || r->offered == SIZE_MAX)
-        return true;
-    if (ioctl(r->conn->watch.fd, FIONREAD, &queued) < 0)
-        return true;
-    return r->framing.length - r->bytes_in <= r->offered + (uint64_t)queued;
-}
-
-void sg_req_hangup(struct sg_request *r, enum sg_hung how)
+bool sg_req_hangup(struct sg_request *r, bool sure)
 {
     pthread_mutex_lock(&r->lock);
     bool over = !r->mhd || r->hung_up;
-    /* A client that has sent its whole body may close its sending side while we are still reading. */
-    bool gone = how == SG_HUNG_RESET || !r->body_pending || (r->suspended && !body_can_complete(r));
-    if (!over && gone) {
+    bool judged = over || sure || r->suspended || !r->body_pending;
+    if (!over && judged) {
         r->hung_up = true;
         sg_req_wake_locked(r);
     }
     pthread_mutex_unlock(&r->lock);
-    if (!over && gone)
+    if (!over && judged)
         sg_req_fire(r, SG_CANCEL_HANGUP);
+    return judged;
 }

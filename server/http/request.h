@@ -71,8 +71,9 @@ const struct sg_principal *sg_req_principal(const struct sg_request *r);
 /* Does on request what SG_AUTH_TENANT does before the handler. In the handler only. */
 int sg_req_authenticate(struct sg_request *r, struct sg_error *err);
 
-/* Fires with SG_CANCEL_HANGUP when the client goes away before its answer is complete, with SG_CANCEL_SHUTDOWN
- * when the server stops. An answer is still owed then (it is thrown away). Borrowed. */
+/* Fires with SG_CANCEL_HANGUP when the client goes away before its answer is complete (closing only its sending side
+ * counts, once the request has waited or streamed), with SG_CANCEL_SHUTDOWN when the server stops. An answer is still
+ * owed then (it is thrown away). Borrowed. */
 struct sg_cancel *sg_req_cancel(struct sg_request *r);
 
 /* A word or two for the completion hook (a lease id, say): copied, at most 63 bytes. Before answering. */

@@ -29,12 +29,6 @@
 
 /* ---- connections: hangup.c ---- */
 
-enum sg_hung {
-    SG_HUNG_NO,
-    SG_HUNG_HALF,  /* the client has closed its sending side, or all */
-    SG_HUNG_RESET, /* both sides are gone */
-};
-
 struct sg_conn {
     struct sg_http *http; /* gone only after every connection */
     _Atomic int refs;
@@ -48,7 +42,7 @@ struct sg_conn {
     pthread_mutex_t lock;
     struct sg_request *waiting; /* under lock: told when the client hangs up; one reference */
     bool watched;               /* under lock */
-    enum sg_hung hung_up;       /* under lock */
+    bool hung_up;               /* under lock */
 
     /* Reactor thread, but for setting watch.fd before anything is posted. */
     struct sg_watch watch; /* its own copy of the descriptor: safe whatever the parser does */
@@ -63,7 +57,7 @@ void sg_conn_closed(struct sg_conn *c);
 struct sg_conn *sg_conn_unref(struct sg_conn *c);
 /* From now on r hears about a hang-up (one that has happened: sg_conn_hung). Daemon thread, no lock held. */
 void sg_conn_wait(struct sg_conn *c, struct sg_request *r);
-enum sg_hung sg_conn_hung(struct sg_conn *c);
+bool sg_conn_hung(struct sg_conn *c);
 void sg_conn_unwait(struct sg_conn *c, struct sg_request *r);
 void sg_conn_deadline(struct sg_conn *c, int64_t in_ms); /* 0: none */
 /* Shuts the connection's socket down if it is still open. Any thread. */
@@ -162,7 +156,6 @@ struct sg_request {
     bool aborted;               /* the server stops: end it now */
     bool upload_open;           /* the handler asked for the body */
     bool body_pending;          /* a streamed body is not wholly here */
-    size_t offered;             /* bytes of it the parser is known to hold while suspended */
     struct sg_pipe *upload;
     struct sg_cancel *cancel;
     enum sg_cancel_reason cancel_reason;
@@ -191,13 +184,15 @@ char *sg_req_copy(struct sg_request *r, const char *s, size_t len);
 /* Decodes the path parameters and, unless the route wants it raw, the query. */
 int sg_req_decode(struct sg_request *r, struct sg_error *err);
 void sg_req_fire(struct sg_request *r, enum sg_cancel_reason why);
-/* The client is gone (or closed its sending side while all of the request is here). */
-void sg_req_hangup(struct sg_request *r, enum sg_hung how);
+/* The client has closed its sending side, or all. Whatever waits is cancelled: the parser library does not serve a
+ * half-closed connection any further once it was suspended. False: a body is just being read, so it may still
+ * complete, or the library may notice for itself; look again a little later, with sure. */
+bool sg_req_hangup(struct sg_request *r, bool sure);
 /* r locked: resumes it if it is suspended, else remembers. */
 void sg_req_wake_locked(struct sg_request *r);
 /* Suspends unless something happened meanwhile. 1: suspended, leave the callback now; 0: look again; -1: the server
  * stops or the request is aborted. Daemon thread, no lock held. */
-int sg_req_suspend(struct sg_request *r, size_t offered);
+int sg_req_suspend(struct sg_request *r);
 bool sg_req_answered(struct sg_request *r);
 bool sg_req_has_body(const struct sg_request *r);
 

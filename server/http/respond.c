@@ -284,17 +284,6 @@ static struct MHD_Response *bytes_response(struct sg_request *r)
     return resp;
 }
 
-static struct MHD_Response *fd_response(struct sg_request *r)
-{
-    struct sg_answer *a = &r->answer;
-    if (a->hold)
-        return sg_file_response(r); /* the library does not tell when it has closed a descriptor */
-    struct MHD_Response *resp = MHD_create_response_from_fd_at_offset64(a->fd_len, a->fd, a->offset);
-    if (resp)
-        a->fd = -1;
-    return resp;
-}
-
 static struct MHD_Response *pipe_response(struct sg_request *r)
 {
     /* Without a body to come the size must be fixed, or a chunk terminator follows that nobody expects. */
@@ -309,7 +298,7 @@ static struct MHD_Response *make_response(struct sg_request *r)
     case SG_ANSWER_BYTES:
         return bytes_response(r);
     case SG_ANSWER_FD:
-        return fd_response(r);
+        return sg_file_response(r);
     case SG_ANSWER_PIPE:
         return pipe_response(r);
     case SG_ANSWER_UPGRADE:

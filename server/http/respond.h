@@ -25,7 +25,7 @@ void sg_respond_owned(struct sg_request *r, int status, const char *content_type
 void sg_respond_error(struct sg_request *r, const struct sg_error *err);
 /* No body: 204, 304, 202 ... */
 void sg_respond_empty(struct sg_request *r, int status);
-/* len bytes of a regular file from offset, by sendfile; fd is stolen, and hold (may be NULL) dropped after it was closed.
+/* len bytes of a regular file from offset; fd is stolen, and hold (may be NULL) dropped after it was closed.
  * A file that got shorter cuts the answer. */
 void sg_respond_fd(struct sg_request *r, int status, const char *content_type, int fd, struct sg_hold *hold,
                    uint64_t offset, uint64_t len);

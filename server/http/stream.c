@@ -63,7 +63,7 @@ static ssize_t read_pipe(void *arg, uint64_t pos, char *buf, size_t max)
             return MHD_CONTENT_READER_END_OF_STREAM;
         if (n != -EAGAIN)
             return cut(r);
-        int s = sg_req_suspend(r, 0);
+        int s = sg_req_suspend(r);
         if (s > 0)
             return 0;
         if (s < 0)
@@ -90,7 +90,10 @@ struct MHD_Response *sg_stream_response(struct sg_request *r)
     return resp;
 }
 
-/* ---- files whose closing somebody waits for ---- */
+/* ---- files ----
+ *
+ * Not by the library's own sendfile: it waits for ever for the end of a file that got shorter (the sandbox may do
+ * that at any time), and does not tell when it has closed the descriptor. */
 
 static ssize_t read_file(void *arg, uint64_t pos, char *buf, size_t max)
 {

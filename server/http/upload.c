@@ -61,7 +61,7 @@ void sg_upload_moved(struct sg_request *r, size_t n)
 {
     r->bytes_in += n;
     r->moved += n;
-    if (r->match.route->body != SG_BODY_STREAM)
+    if (!r->match.route || r->match.route->body != SG_BODY_STREAM)
         return; /* has one deadline for all of it */
     if (r->moved >= MOVES_AT_LEAST || r->suspended_before) {
         r->moved = 0;
@@ -75,8 +75,9 @@ static enum MHD_Result too_large(struct sg_request *r, size_t *size)
     struct sg_error err = {0};
     sg_error_set(&err, SG_PAYLOAD_TOO_LARGE, "the body is larger than %llu bytes",
                  (unsigned long long)sg_admit_max_body(r));
+    struct sg_error copy = err;
+    sg_answer_refuse(r, &copy, NULL); /* before the handler, which hears of it through the pipe */
     sg_pipe_fail(r->upload, &err);
-    sg_answer_refuse(r, &err, NULL);
     r->discard = true;
     r->bytes_in += *size;
     r->drained += *size;
@@ -106,7 +107,7 @@ enum MHD_Result sg_upload_block(struct sg_request *r, const char *data, size_t *
         }
         sg_conn_deadline(r->conn, 0);
         r->suspended_before = true;
-        int s = sg_req_suspend(r, *size);
+        int s = sg_req_suspend(r);
         if (s > 0)
             return MHD_YES;
         if (s < 0) {

@@ -1,0 +1,96 @@
+"""Answers that come piece by piece, files, upgrades."""
+import time
+
+import pytest
+
+
+@pytest.mark.parametrize("size", [0, 1, 16384, 16385, 5000000])
+def test_stream(conn, size):
+    r = conn.get(f"/stream?bytes={size}").reply()
+    assert r.status == 200 and r.one("Transfer-Encoding") == "chunked" and r.body == b"x" * size
+    assert conn.usable()
+
+
+@pytest.mark.parametrize("size", [0, 1, 16385, 5000000])
+def test_stream_of_known_length(conn, size):
+    r = conn.get(f"/stream?bytes={size}&length={size}").reply()
+    assert r.one("Content-Length") == str(size) and not r.all("Transfer-Encoding") and r.body == b"x" * size
+    assert conn.usable()
+
+
+def test_headers_and_pieces_come_at_once(conn):
+    began = time.monotonic()
+    conn.get("/stream?bytes=5&every_ms=200")
+    assert conn.head().status == 200
+    assert conn.chunk() == b"x"
+    assert time.monotonic() - began < 0.3
+    assert conn.chunk() == b"x" and 0.15 < time.monotonic() - began < 0.9
+    assert conn.chunk() + conn.chunk() + conn.chunk() == b"xxx" and conn.chunk() == b""
+    assert conn.usable()
+
+
+def test_http_1_0_stream_ends_with_the_connection(conn):
+    conn.send("GET /stream?bytes=100000 HTTP/1.0\r\n\r\n")
+    r = conn.reply()
+    assert not r.all("Transfer-Encoding") and r.body == b"x" * 100000
+
+
+@pytest.mark.parametrize("target", ["/stream?bytes=100&fail=1", "/stream?bytes=100&length=200",
+                                    "/stream?bytes=100000&fail=1&length=200000"])
+def test_failed_stream_is_cut(conn, target):
+    conn.get(target)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        conn.reply()
+
+
+def test_stream_longer_than_promised(conn):
+    assert conn.get("/stream?bytes=1000&length=500").reply().body == b"x" * 500
+    assert conn.usable()
+
+
+@pytest.mark.parametrize("hold", [0, 1])
+@pytest.mark.parametrize("size", [0, 10, 1000000, 10000000])
+def test_file(shared, conn, size, hold):
+    r = conn.get(f"/file?bytes={size}&hold={hold}").reply()
+    assert r.body == b"0123456789" * (size // 10) and r.one("Content-Length") == str(size)
+    if size > 15:
+        assert conn.get(f"/file?bytes={size}&offset=15&hold={hold}").reply().body == r.body[15:]
+    assert conn.usable()
+    until = time.monotonic() + 5
+    while shared.stats()["holds"]:
+        assert time.monotonic() < until
+
+
+@pytest.mark.parametrize("hold", [0, 1])
+def test_shrunk_file_is_cut(conn, hold):
+    conn.get(f"/file?bytes=100000&short=1&hold={hold}")
+    with pytest.raises((EOFError, ConnectionResetError)):
+        conn.reply()
+
+
+def test_slow_reader(shared):
+    with shared.conn(timeout=30) as c:
+        c.get("/stream?bytes=3000000")
+        time.sleep(0.5)
+        r = c.reply()
+        assert len(r.body) == 3000000
+        assert c.usable()
+
+
+def test_upgrade_with_early_data(shared):
+    with shared.conn() as c:
+        c.send("GET /upgrade HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nearly")
+        r = c.head()
+        assert r.status == 101 and r.one("Upgrade") == "echo" and r.one("Connection") == "Upgrade"
+        assert c.exactly(5) == b"early"
+        c.send("more")
+        assert c.exactly(4) == b"more"
+        c.half_close()
+        assert c.closed()
+    assert "complete=1" in shared.log("GET /upgrade op=upgrade status=101")
+
+
+def test_upgrade_refused_for_1_0(shared):
+    with shared.conn() as c:
+        c.send("GET /upgrade HTTP/1.0\r\nHost: h\r\n\r\n")
+        assert c.rest() is not None
