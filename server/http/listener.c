@@ -331,7 +331,7 @@ void sg_http_async_remove(struct sg_http *h, struct sg_request *r)
 
 void sg_http_went_down(struct sg_http *h)
 {
-    if (!atomic_load(&h->draining))
+    if (atomic_load(&h->waiters) == 0)
         return;
     pthread_mutex_lock(&h->lock);
     pthread_cond_broadcast(&h->idle);
@@ -366,8 +366,10 @@ static bool wait_for_requests(struct sg_http *h, int64_t ms)
     }
     int rc = 0;
     pthread_mutex_lock(&h->lock);
+    atomic_fetch_add(&h->waiters, 1);
     while (atomic_load(&h->requests) > 0 && rc == 0)
         rc = pthread_cond_timedwait(&h->idle, &h->lock, &until);
+    atomic_fetch_sub(&h->waiters, 1);
     pthread_mutex_unlock(&h->lock);
     return atomic_load(&h->requests) == 0;
 }

@@ -248,7 +248,8 @@ struct sg_http {
     int *quiesced;         /* listen descriptors given back by the daemons */
 
     pthread_mutex_t lock;
-    pthread_cond_t idle;       /* requests or connections went down while draining */
+    pthread_cond_t idle;       /* requests went down */
+    _Atomic unsigned waiters;  /* for that */
     struct sg_request *async;  /* under lock: requests that were suspended at least once */
 
     pthread_mutex_t conns_lock;
