@@ -12,7 +12,7 @@
 #include "base/clock.h"
 
 #define PACKETS_PER_TURN 64
-#define ANSWER_MAX 1024 /* the agent's packets are smaller */
+#define ANSWER_MAX 4608 /* the agent's packets are smaller */
 
 /* ---- life ---- */
 

@@ -64,8 +64,7 @@ struct sg_agent {
     struct sg_timer timer;
     struct sg_task arm; /* sets the timer */
     bool greeted;
-    unsigned rest;                              /* outputs being thrown away */
-    unsigned char scratch[SG_AGENT_REST_BYTES]; /* where they go */
+    unsigned rest; /* outputs being thrown away */
 };
 
 /* Sends m (its id is assigned) with fds, and c waits for the answer until `within_ms`. 0: c->answer will be
@@ -135,7 +134,6 @@ struct sg_upload {
     int fd;                 /* of the temp file */
     char *path;             /* of the target */
     char *temp;             /* its path when it has one, or NULL */
-    char *temp_name;        /* likewise, the last component */
     bool mode_given;
     uint32_t mode;
     int64_t size;

@@ -21,7 +21,6 @@ void sg_upload_finish(struct sg_upload *u)
         (void)sg_agent_remove(u->agent, u->temp, false, &nobody, NULL);
     free(u->path);
     free(u->temp);
-    free(u->temp_name);
     u->agent = sg_agent_unref(u->agent);
 }
 
@@ -29,21 +28,10 @@ int sg_upload_commit(struct sg_upload *u, struct sg_call *c, bool only_new, stru
 {
     struct sg_agent_msg m = {.type = SG_AGENT_COMMIT, .nfds = 1};
     m.u.file.path = u->path;
-    m.u.file.path2 = u->temp_name != NULL ? u->temp_name : "";
+    m.u.file.path2 = u->temp != NULL ? u->temp : "";
     m.u.file.mode = u->mode & 0777;
     m.u.file.flags = (only_new ? SG_AGENT_COMMIT_NEW : 0) | (u->mode_given ? SG_AGENT_COMMIT_MODE : 0);
     return sg_agent_call(u->agent, c, &m, &u->fd, SG_AGENT_ANSWER_MS, err);
-}
-
-/* The temp file has a name: remembers where it is. -1: not one that the agent gives. */
-static int note_temp(struct sg_upload *u, const char *name)
-{
-    if (name[0] == '\0' || strchr(name, '/') != NULL)
-        return -1;
-    const char *slash = strrchr(u->path, '/');
-    u->temp_name = sg_xstrdup(name);
-    u->temp = sg_xasprintf("%.*s/%s", (int)(slash - u->path), u->path, name);
-    return 0;
 }
 
 /* ---- the sink that the caller writes to ---- */
@@ -136,9 +124,10 @@ static int open_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, 
     struct stat st;
     bool wrong;
     int r = sg_agent_take_file(m, fd, O_RDWR, err, &st, &wrong, &e);
-    if (r == 0 && (m->u.done.flags & SG_AGENT_DONE_NAMED) && note_temp(&s->u, m->u.done.text) < 0) {
-        wrong = true;
-        r = sg_error_set(&e, SG_SANDBOX_LOST, "the agent broke the protocol");
+    if (r == 0 && (m->u.done.flags & SG_AGENT_DONE_NAMED)) {
+        wrong = m->u.done.text[0] != '/';
+        r = wrong ? sg_error_set(&e, SG_SANDBOX_LOST, "the agent broke the protocol") : 0;
+        s->u.temp = wrong ? NULL : sg_xstrdup(m->u.done.text);
     }
     if (r == 0) {
         s->u.fd = fd;

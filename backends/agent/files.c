@@ -18,6 +18,7 @@
 #define LINKS_MAX 40
 #define INLINE_ENTRIES 256U /* a list longer than this is a worker's */
 #define SELF_FD_MAX 32
+#define TEMP_NAME_MAX 64
 
 int sys_openat2(int dir, const char *path, int flags, mode_t mode)
 {
@@ -270,18 +271,43 @@ static int writable_dir(int dir)
     return 0;
 }
 
-static int open_temp_in(struct agent *a, int dir, char *name, size_t cap)
+/* Where an open file of this process is, as the sandbox sees it; -errno. */
+static int path_of(int fd, char *path, size_t cap)
 {
-    int fd = openat(dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    name[0] = '\0';
-    if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL))
-        return fd < 0 ? -errno : fd;
-    temp_name(a, name, cap);
-    fd = openat(dir, name, O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC, 0600);
-    return fd < 0 ? -errno : fd;
+    char self[SELF_FD_MAX];
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(self, path, cap);
+    if (n < 0)
+        return -errno;
+    if ((size_t)n >= cap)
+        return -ENAMETOOLONG;
+    path[n] = '\0';
+    return 0;
 }
 
-static int open_temp(struct agent *a, const char *path, char *name, size_t cap)
+/* A new file in dir: nameless, or where that cannot be, with a name; then path is where it is. fd or -errno.
+ */
+static int open_temp_in(struct agent *a, int dir, char *path, size_t cap)
+{
+    char name[TEMP_NAME_MAX];
+    int fd = openat(dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    path[0] = '\0';
+    if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL))
+        return fd < 0 ? -errno : fd;
+    temp_name(a, name, sizeof name);
+    fd = openat(dir, name, O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -errno;
+    int r = path_of(fd, path, cap);
+    if (r < 0) {
+        unlinkat(dir, name, 0);
+        close(fd);
+        return r;
+    }
+    return fd;
+}
+
+static int open_temp(struct agent *a, const char *path, char *temp, size_t cap)
 {
     struct target t;
     int dir = target_find(&t, path);
@@ -294,7 +320,7 @@ static int open_temp(struct agent *a, const char *path, char *name, size_t cap)
     if (dir < 0)
         return dir;
     int r = writable_dir(dir);
-    int fd = r < 0 ? r : open_temp_in(a, dir, name, cap);
+    int fd = r < 0 ? r : open_temp_in(a, dir, temp, cap);
     close(dir);
     return fd;
 }
@@ -325,14 +351,14 @@ static int open_regular(const char *path, int flags, struct stat *st)
 void files_open(struct agent *a, const struct sg_agent_msg *m)
 {
     struct stat st;
-    char name[64] = "";
+    char temp[SG_AGENT_PATH_MAX + 1] = "";
     int fd;
     if (m->u.file.how == SG_AGENT_OPEN_READ)
         fd = open_regular(m->u.file.path, O_RDONLY, &st);
     else if (m->u.file.how == SG_AGENT_OPEN_APPEND)
         fd = open_regular(m->u.file.path, O_WRONLY | O_APPEND, &st);
     else
-        fd = open_temp(a, m->u.file.path, name, sizeof name);
+        fd = open_temp(a, m->u.file.path, temp, sizeof temp);
     if (fd >= 0 && m->u.file.how == SG_AGENT_OPEN_TEMP && fstat(fd, &st) != 0) {
         int e = errno;
         close(fd);
@@ -341,13 +367,13 @@ void files_open(struct agent *a, const struct sg_agent_msg *m)
     if (fd < 0)
         out_done(a, m->id, -fd);
     else
-        done_stat(a, m->id, &st, name[0] != '\0' ? SG_AGENT_DONE_NAMED : 0, name, fd);
+        done_stat(a, m->id, &st, temp[0] != '\0' ? SG_AGENT_DONE_NAMED : 0, temp, fd);
 }
 
 /* Gives the nameless file its name. 0 and *created, or -1. */
 static int place_nameless(struct agent *a, struct target *t, int fd, bool only_new, bool *created)
 {
-    char self[SELF_FD_MAX], name[64];
+    char self[SELF_FD_MAX], name[TEMP_NAME_MAX];
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
     if (!t->exists && linkat(AT_FDCWD, self, t->dir, t->name, AT_SYMLINK_FOLLOW) == 0) {
         *created = true;
@@ -368,19 +394,19 @@ static int place_nameless(struct agent *a, struct target *t, int fd, bool only_n
     return -1;
 }
 
-static int place_named(struct target *t, const char *path, const char *temp, bool only_new, bool *created)
+static int place_named(struct target *t, const char *temp, bool only_new, bool *created)
 {
     char name[SG_AGENT_PATH_MAX + 1];
-    int dir = files_parent(path, name);
+    int dir = files_parent(temp, name);
     if (dir < 0) {
         errno = -dir;
         return -1;
     }
     bool fresh = !t->exists || only_new;
-    int r = renameat2(dir, temp, t->dir, t->name, fresh ? RENAME_NOREPLACE : 0);
+    int r = renameat2(dir, name, t->dir, t->name, fresh ? RENAME_NOREPLACE : 0);
     *created = r == 0 && fresh;
     if (r != 0 && errno == EEXIST && !only_new)
-        r = renameat2(dir, temp, t->dir, t->name, 0);
+        r = renameat2(dir, name, t->dir, t->name, 0);
     close_keep(dir);
     return r;
 }
@@ -405,7 +431,7 @@ static int commit(struct agent *a, const struct sg_agent_msg *m, int fd, struct 
     if (r == 0 && m->u.file.path2[0] == '\0')
         r = place_nameless(a, t, fd, only_new, created);
     else if (r == 0)
-        r = place_named(t, m->u.file.path, m->u.file.path2, only_new, created);
+        r = place_named(t, m->u.file.path2, only_new, created);
     if (r == 0)
         return 0;
     int e = errno;
@@ -436,7 +462,7 @@ void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd)
 void files_stat(struct agent *a, const struct sg_agent_msg *m)
 {
     struct stat st;
-    char text[SG_AGENT_TEXT_MAX + 1] = "";
+    char text[SG_AGENT_TARGET_MAX + 1] = "";
     int fd = sys_openat2(AT_FDCWD, m->u.file.path, O_PATH | O_NOFOLLOW, 0);
     if (fd < 0) {
         out_done(a, m->id, -fd);

@@ -10,7 +10,7 @@
 /* Exit codes; protocol.h lists them. */
 enum { EXIT_EOF = 0, EXIT_USAGE = 64, EXIT_PROTOCOL = 70, EXIT_SETUP = 71 };
 
-#define OUT_PACKET_MAX 384U /* the largest packet the agent sends: DONE with its text */
+#define OUT_PACKET_MAX 4224U /* the largest packet the agent sends: DONE with its text */
 
 struct out_packet {
     unsigned char data[OUT_PACKET_MAX];

@@ -251,6 +251,17 @@ static void reaped_command(struct agent *a, struct live *l, int status)
     l->id = 0;
 }
 
+/* Commands may stop each other; but where they have the agent's uid they may stop its helpers too, to outlive
+ * a kill. */
+static void stopped(struct agent *a, const struct live *l, pid_t pid)
+{
+    if (l != NULL && l->ctl >= 0)
+        _exit(EXIT_PROTOCOL);
+    for (size_t i = 0; i < SG_AGENT_WORKERS_MAX; i++)
+        if (a->workers[i].id != 0 && a->workers[i].pid == pid)
+            kill(pid, SIGKILL);
+}
+
 static void reap(struct agent *a)
 {
     struct signalfd_siginfo info;
@@ -258,14 +269,16 @@ static void reap(struct agent *a)
         ;
     for (;;) {
         int status;
-        pid_t pid = waitpid(-1, &status, WNOHANG | __WALL);
+        pid_t pid = waitpid(-1, &status, WNOHANG | WUNTRACED | __WALL);
         if (pid <= 0)
             return;
         struct live *l = NULL;
         for (size_t i = 0; i < SG_AGENT_EXECS_MAX && l == NULL; i++)
             if (a->live[i].id != 0 && a->live[i].pid == pid)
                 l = &a->live[i];
-        if (l != NULL)
+        if (WIFSTOPPED(status))
+            stopped(a, l, pid);
+        else if (l != NULL)
             reaped_command(a, l, status);
         else
             (void)reaped_worker(a, pid, status); /* else an orphan */
@@ -292,7 +305,8 @@ static void open_socket(struct agent *a, const struct sg_agent_msg *m)
 
 static void file_request(struct agent *a, const struct sg_agent_msg *m, struct passed *p)
 {
-    if (m->u.file.path[0] != '/' || (m->type == SG_AGENT_RENAME && m->u.file.path2[0] != '/')) {
+    const char *second = m->u.file.path2;
+    if (m->u.file.path[0] != '/' || (second != NULL && second[0] != '/' && second[0] != '\0')) {
         out_done(a, m->id, EINVAL);
         return;
     }

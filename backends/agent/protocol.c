@@ -453,7 +453,7 @@ int sg_agent_record_next(const char **p, size_t *len, struct sg_agent_record *re
         return -1;
     memcpy(rec, *p, sizeof *rec);
     size_t rest = *len - sizeof *rec;
-    if (rec->name_len < 1 || rec->name_len > SG_AGENT_PATH_MAX || rec->target_len > SG_AGENT_TEXT_MAX ||
+    if (rec->name_len < 1 || rec->name_len > SG_AGENT_PATH_MAX || rec->target_len > SG_AGENT_TARGET_MAX ||
         (size_t)rec->name_len + rec->target_len > rest)
         return -1;
     *name = *p + sizeof *rec;

@@ -1,45 +1,53 @@
+/* clang-format off */
 /* The wire between the server and the agent inside a local sandbox.
  *
- * Transport: SOCK_SEQPACKET, one message per packet, descriptors by SCM_RIGHTS. Both ends run on one kernel,
- * so integers are in host byte order. Every packet is a 16-byte header and a payload:
+ * Transport: SOCK_SEQPACKET, one message per packet, descriptors by SCM_RIGHTS. Both ends run on one kernel, so
+ * integers are in host byte order. Every packet is a 16-byte header and a payload:
  *
  *     u8 version   u8 type   u16 nfds   u32 length (of the payload)   u64 id
  *
- * nfds is the number of descriptors that travel with the packet; length is exact. The id of a request is
- * chosen by the server, never 0, and never used twice on one connection; everything the agent says about that
- * request or that command carries it. A packet that does not decode completely, byte for byte, is a protocol
- * violation: the server declares the agent lost, the agent exits.
+ * nfds is the number of descriptors that travel with the packet; length is exact. The id of a request is chosen
+ * by the server, never 0, and never used twice on one connection; everything the agent says about that request
+ * or that command carries it. A packet that does not decode completely, byte for byte, is a protocol violation:
+ * the server declares the agent lost, the agent exits.
  *
  * Strings are `u32 n`, n bytes without NUL, one NUL. Payloads, in order of their fields:
  *
- *   HELLO        u32 pid, u32 isolation, u32 uid, u32 gid, u32 command uid, u32 command gid, u32 flags
- * (HELLO_...), u64 effective capabilities, u64 cookie of the network namespace (0: kernel cannot tell). First
- * packet of the agent, id 0, before any command has run. SPAWN        u32 flags (SPAWN_...), u32 argc, u32
- * envc, u32 n; then n bytes: cwd NUL argv[0] NUL ... env[0] NUL ... With SPAWN_BLOB the n bytes are in a
- * sealed memfd instead (for what does not fit a packet). Descriptors: [blob] [stdin with SPAWN_STDIN] stdout
- * stderr [with SPAWN_GROUP: directory of a cgroup v2 group, its cgroup.procs] [further tasks or cgroup.procs
- * files, the rest]. The command is born into the group where clone3 allows it, else it writes itself into
- * cgroup.procs as it does with the rest. Answer STARTED or SPAWN_FAILED; EXITED follows STARTED. STARTED u32
- * pid (of the sandbox's namespace) SPAWN_FAILED u32 stage, u32 errno EXITED       u32 status, u32 signal;
- * exactly one of the two means something (signal 0: exited) SIGNAL       u32 signo, to the command's own
- * process. The id is the command's. No answer. KILL         kills every descendant of a SPAWN_HELPER command,
- * wherever it moved. The id is the command's. No answer; EXITED comes for a running one. OPEN         u32
- * how, string path. Answer DONE, with one descriptor when it succeeded. A file opened with OPEN_TEMP is new,
- * empty and nameless (or, where the file system has no nameless files, called DONE.text in the target's
- * directory), made beside path, parents included. COMMIT       u32 flags (COMMIT_...), u32 mode, string path,
- * string temp ("": nameless); descriptor: the temp file. Gives it the name path, over what is there. Answer
- * DONE with stat. STAT         string path (of a link itself). Answer DONE with stat; text: where a link
- * points. LIST         u32 flags, u32 most entries, u64 most bytes, string path; descriptor: a memfd for the
- * records. Answer DONE, size: bytes of records in the memfd (struct sg_agent_record below). MKDIR        u32
- * mode, string path; with parents. Answer DONE with stat. RENAME       string from, string to; also from one
- * file system to another. Answer DONE. REMOVE       u32 flags, string path. Answer DONE. SOCKET       u32
- * family. Answer DONE with an unconnected, non-blocking TCP socket of the sandbox's network. DONE         u32
- * error (0, an errno, or SG_AGENT_ENOTREG), u32 flags (DONE_...), u64 size, stat (u32 type of S_IFMT, u32
- * mode, u32 uid, u32 0, u64 size, i64 mtime_ns, u64 ino, u64 dev), string text
+ *   HELLO         u32 pid, u32 isolation, u32 uid, u32 gid, u32 command uid, u32 command gid, u32 flags
+ *                 (HELLO_...), u64 effective capabilities, u64 cookie of the network namespace (0: the kernel
+ *                 cannot tell). First packet of the agent, id 0, before any command has run.
+ *   SPAWN         u32 flags (SPAWN_...), u32 argc, u32 envc, u32 n; then n bytes: cwd NUL argv[0] NUL ...
+ *                 env[0] NUL ... With SPAWN_BLOB the n bytes are in a sealed memfd instead (for what does not
+ *                 fit a packet). Descriptors: [blob] [stdin with SPAWN_STDIN] stdout stderr [with SPAWN_GROUP:
+ *                 directory of a cgroup v2 group, its cgroup.procs] [further tasks or cgroup.procs files, the
+ *                 rest]. The command is born into the group where clone3 allows it, else it writes itself into
+ *                 cgroup.procs as it does with the rest. Answer STARTED or SPAWN_FAILED; EXITED follows STARTED.
+ *   STARTED       u32 pid (of the sandbox's namespace)
+ *   SPAWN_FAILED  u32 stage, u32 errno
+ *   EXITED        u32 status, u32 signal; exactly one of the two means something (signal 0: exited)
+ *   SIGNAL        u32 signo, to the command's own process. The id is the command's. No answer.
+ *   KILL          kills every descendant of a SPAWN_HELPER command, wherever it moved. The id is the command's.
+ *                 No answer; EXITED comes for a running one.
+ *   OPEN          u32 how, string path. Answer DONE, with one descriptor when it succeeded. A file opened with
+ *                 OPEN_TEMP is new, empty and nameless (where the file system has no nameless files, its path is
+ *                 DONE.text), in path's directory or the nearest one above it that exists.
+ *   COMMIT        u32 flags (COMMIT_...), u32 mode, string path, string temp ("": nameless); descriptor: the
+ *                 temp file. Gives it the name path, over what is there; directories are made. Answer DONE with
+ *                 stat.
+ *   STAT          string path (of a link itself). Answer DONE with stat; text: where a link points.
+ *   LIST          u32 flags, u32 most entries, u64 most bytes, string path; descriptor: a memfd for the records.
+ *                 Answer DONE, size: bytes of records in the memfd (struct sg_agent_record below).
+ *   MKDIR         u32 mode, string path; with parents. Answer DONE with stat.
+ *   RENAME        string from, string to; also from one file system to another. Answer DONE.
+ *   REMOVE        u32 flags, string path. Answer DONE.
+ *   SOCKET        u32 family. Answer DONE with an unconnected, non-blocking TCP socket of the sandbox's network.
+ *   DONE          u32 error (0, an errno, or SG_AGENT_ENOTREG), u32 flags (DONE_...), u64 size, stat (u32 type of
+ *                 S_IFMT, u32 mode, u32 uid, u32 0, u64 size, i64 mtime_ns, u64 ino, u64 dev), string text
  *
- * An agent in `slot` mode has one connected socket, inherited; its end of file is the order to exit, which
- * takes the whole PID namespace along.
+ * An agent in `slot` mode has one connected socket, inherited; its end of file is the order to exit, which takes
+ * the whole PID namespace along.
  */
+/* clang-format on */
 #ifndef SG_AGENT_PROTOCOL_H
 #define SG_AGENT_PROTOCOL_H
 
@@ -48,11 +56,15 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* How the spawner starts it:  sandgate-agent slot FD uid|dumpable [COMMAND_UID COMMAND_GID]   (default 1000
- * 1000) FD: the connected SOCK_SEQPACKET socket. `uid`: the agent is uid 0 of its user namespace with at most
- * SETUID, SETGID, KILL, commands are COMMAND_UID. `dumpable`: one uid for both, the last two arguments are
- * not allowed. Exit codes: 0 end of file; 64 bad arguments; 70 protocol violation, overflow or a killed
- * helper; 71 the sandbox lacks what the agent needs (a line on stderr says what). */
+/* How the spawner starts it:
+ *
+ *     sandgate-agent slot FD uid|dumpable [COMMAND_UID COMMAND_GID]
+ *
+ * FD: the connected SOCK_SEQPACKET socket. `uid`: the agent is uid 0 of its user namespace with at most
+ * SETUID, SETGID, KILL, commands are COMMAND_UID (1000). `dumpable`: one uid for both, no further arguments.
+ *
+ * Exit codes: 0 end of file; 64 bad arguments; 70 protocol violation, overflow or an attacked helper; 71 the
+ * sandbox lacks what the agent needs (a line on stderr says what). */
 #define SG_AGENT_VERSION 1U
 
 #define SG_AGENT_HEADER 16U
@@ -63,7 +75,8 @@
 #define SG_AGENT_ENVC_MAX 2048U
 #define SG_AGENT_SPAWN_BYTES_MAX (1536U * 1024U) /* cwd, argv and env together */
 #define SG_AGENT_PATH_MAX 4095U                  /* without NUL */
-#define SG_AGENT_TEXT_MAX 255U
+#define SG_AGENT_TEXT_MAX SG_AGENT_PATH_MAX
+#define SG_AGENT_TARGET_MAX 255U /* where a link points, cut */
 #define SG_AGENT_LIST_BYTES_MAX (32U * 1024U * 1024U)
 #define SG_AGENT_EXECS_MAX 1024U       /* live commands of one agent */
 #define SG_AGENT_WORKERS_MAX 16U       /* long LISTs, REMOVEs and RENAMEs at the same time */
@@ -120,7 +133,7 @@ enum sg_agent_how { SG_AGENT_OPEN_READ = 1, SG_AGENT_OPEN_APPEND, SG_AGENT_OPEN_
 
 #define SG_AGENT_DONE_STAT 1U      /* stat is filled */
 #define SG_AGENT_DONE_CREATED 2U   /* COMMIT: the name was new */
-#define SG_AGENT_DONE_NAMED 4U     /* OPEN_TEMP: the temp file has a name, in text */
+#define SG_AGENT_DONE_NAMED 4U     /* OPEN_TEMP: the temp file has a path, in text */
 #define SG_AGENT_DONE_TRUNCATED 8U /* LIST: there was more */
 #define SG_AGENT_DONE_FLAGS 15U
 
@@ -168,7 +181,7 @@ struct sg_agent_msg {
             uint32_t max_entries;
             uint64_t max_bytes;
             const char *path;
-            const char *path2; /* RENAME: to; COMMIT: temp name */
+            const char *path2; /* RENAME: to; COMMIT: the temp file's, or "" */
         } file;                /* OPEN COMMIT STAT LIST MKDIR RENAME REMOVE */
         struct {
             uint32_t family;
@@ -203,7 +216,7 @@ int sg_agent_spawn_split(const char *strings, size_t len, uint32_t argc, uint32_
 struct sg_agent_record {
     struct sg_agent_stat stat;
     uint32_t name_len;   /* 1 .. SG_AGENT_PATH_MAX; a path below the listed directory */
-    uint32_t target_len; /* of a link, cut at SG_AGENT_TEXT_MAX */
+    uint32_t target_len; /* of a link, cut at SG_AGENT_TARGET_MAX */
 };
 
 /* Takes one record off *p (of *len bytes). 1: rec, *name, *target point into it; 0: nothing left; -1:

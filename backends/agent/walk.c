@@ -75,7 +75,7 @@ static int flush(struct lister *l)
 /* Writes the entry whose path is l->path; 0, an errno, or -1 when the list is full. */
 static int record(struct lister *l, int dir, const char *name, const struct stat *st)
 {
-    char target[SG_AGENT_TEXT_MAX];
+    char target[SG_AGENT_TARGET_MAX];
     struct sg_agent_record r;
     memset(&r, 0, sizeof r);
     files_stat_fill(&r.stat, st);

@@ -498,14 +498,14 @@ Test(exec, closing_the_agent_ends_commands)
     box_stop(&b);
 }
 
-Test(exec, a_killed_helper_loses_the_sandbox)
+static void attack_helper(const char *how)
 {
     struct box b;
     struct run r, hostile;
     box_start(&b, SG_AGENT_DUMPABLE, BOX_HELPER);
     cr_assert_eq(run_start(&r, &b, &(struct run_args){.shell = "sleep 60"}), 0);
     box_wait(&b, &r.started);
-    cr_assert_eq(run_start(&hostile, &b, &(struct run_args){.shell = "kill -KILL $PPID; sleep 60"}), 0);
+    cr_assert_eq(run_start(&hostile, &b, &(struct run_args){.shell = how}), 0);
     box_wait(&b, &b.lost);
     run_wait(&r);
     run_wait(&hostile);
@@ -514,4 +514,27 @@ Test(exec, a_killed_helper_loses_the_sandbox)
     run_finish(&r);
     run_finish(&hostile);
     box_stop(&b);
+}
+
+/* Commands with the agent's uid can reach its helpers: then nobody knows their descendants any more. */
+Test(exec, an_attacked_helper_loses_the_sandbox)
+{
+    attack_helper("kill -KILL $PPID; sleep 60");
+    attack_helper("kill -STOP $PPID; sleep 60");
+}
+
+static void stop_each_other(struct box *b)
+{
+    struct run r;
+    cr_assert_eq(run_start(&r, b, &(struct run_args){.shell = "echo $$ > p; kill -STOP $$; exit 5"}), 0);
+    free(box_sh(b, "i=0; while [ ! -s p ] && [ $i -lt 200 ]; do sleep 0.02; i=$((i+1)); done; sleep 0.1; "
+                   "kill -CONT $(cat p)"));
+    run_wait(&r);
+    cr_expect_eq(r.exit.returncode, 5);
+    run_finish(&r);
+}
+
+Test(exec, a_stopped_command_is_only_stopped)
+{
+    each(stop_each_other);
 }
