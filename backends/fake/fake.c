@@ -10,6 +10,8 @@
 #include "base/clock.h"
 #include "base/json.h"
 
+#define ACQUIRE_DEFAULT_MS 30000 /* for a create that names none */
+
 #define CAPS_DEFAULT ((unsigned)SG_CAP_FILE_RW | (unsigned)SG_CAP_EXEC | (unsigned)SG_CAP_PUBLIC_URL)
 
 static const char *const list_names[FAKE_LISTS] = {"create", "terminate", "exec", "files"};
@@ -347,7 +349,7 @@ static int create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struc
     (void)err;
     struct fake_create *c = sg_xcalloc(1, sizeof *c);
     c->done = *done;
-    c->acquire_timeout_ms = spec->acquire_timeout_ms;
+    c->acquire_timeout_ms = spec->acquire_timeout_ms >= 0 ? spec->acquire_timeout_ms : ACQUIRE_DEFAULT_MS;
     c->op.finish = create_finish;
     c->op.task.run = create_begin;
     c->cancel_task.run = create_cancelled;

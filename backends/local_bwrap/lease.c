@@ -268,7 +268,7 @@ int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct 
     w->pool = p;
     w->done = *done;
     (void)snprintf(w->lease_id, sizeof w->lease_id, "%s", spec->lease_id != NULL ? spec->lease_id : "");
-    w->timeout_ms = spec->acquire_timeout_ms > 0 ? spec->acquire_timeout_ms : p->cfg.acquire_timeout_ms;
+    w->timeout_ms = spec->acquire_timeout_ms >= 0 ? spec->acquire_timeout_ms : p->cfg.acquire_timeout_ms;
     w->cancel = cancel != NULL ? sg_cancel_ref(cancel) : NULL;
     w->start_task.run = waiter_start;
     w->timer.fire = waiter_timeout;

@@ -332,7 +332,8 @@ static void command_done(void *arg, struct sg_run *run, const struct sg_error *e
     struct command *dropped = NULL;
 
     /* The sandbox was taken down under it because its lease ended: that is how it ended, not a fault. */
-    if (err && sg_cancel_fired(sg_entry_cancel(c->lease)) != SG_CANCEL_NONE && err->code == SG_SANDBOX_LOST) {
+    bool taken_down = err && (err->code == SG_SANDBOX_LOST || err->code == SG_LEASE_GONE);
+    if (taken_down && sg_cancel_fired(sg_entry_cancel(c->lease)) != SG_CANCEL_NONE) {
         struct sg_lease l;
         sg_entry_lease(c->lease, &l);
         if (l.state != SG_LEASE_LOST) {
