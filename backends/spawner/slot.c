@@ -1,6 +1,5 @@
-#include "backends/spawner/slot.h"
+#include "backends/spawner/slot_priv.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -14,36 +13,6 @@
 #include "backends/spawner/build.h"
 #include "base/clock.h"
 #include "base/fd.h"
-
-#define END_MS 10000
-
-enum state { EMPTY, BUILDING, UP, ENDING };
-
-struct sg_slot {
-    uint32_t n;
-    enum state state;
-    struct sg_wire_request build; /* what is being built or was */
-    uint64_t destroy_id;          /* a DESTROY to answer, 0: none */
-    bool build_owed;              /* BUILD is to be answered */
-    struct sg_error error;        /* why the build failed */
-    int64_t deadline_ms;
-
-    bool has_namespaces; /* kept from build to build, like the groups */
-    struct sg_namespaces ns;
-    struct sg_slot_groups groups;
-
-    pid_t monitor; /* bwrap outside the sandbox, our child; 0: reaped */
-    pid_t wiper;   /* removes the disk directory; 0: none */
-    bool has_dir;  /* there is a disk directory */
-    pid_t agent;
-    int pidfd; /* of the agent */
-    bool agent_dead;
-    bool hello;
-    int server_end; /* the server's end of the agent's socket */
-    int info, errors, empty;
-    char info_text[256], error_text[512];
-    size_t info_len, error_len;
-};
 
 static uint32_t agent_uid(const struct sg_daemon *d, uint32_t n)
 {
@@ -68,196 +37,6 @@ static struct sg_slot *slot_get(struct sg_daemon *d, uint32_t n)
     return d->slots[n];
 }
 
-/* ---- answers ---- */
-
-static struct sg_wire_answer answer_to(uint32_t op, uint64_t id, const struct sg_error *err)
-{
-    struct sg_wire_answer a = {.magic = SG_WIRE_MAGIC, .op = op, .id = id};
-    if (err != NULL) {
-        a.code = err->code;
-        a.sys = err->sys;
-        snprintf(a.message, sizeof a.message, "%.*s", (int)sizeof a.message - 1, err->message);
-    }
-    return a;
-}
-
-static void answer_destroy(struct sg_daemon *d, struct sg_slot *s, const struct sg_error *err)
-{
-    if (s->destroy_id == 0) {
-        return;
-    }
-    struct sg_wire_answer a = answer_to(SG_WIRE_DESTROYED, s->destroy_id, err);
-    s->destroy_id = 0;
-    sg_daemon_answer(d, &a, NULL, 0);
-}
-
-static void answer_failed_build(struct sg_daemon *d, struct sg_slot *s)
-{
-    if (!s->build_owed) {
-        return;
-    }
-    s->build_owed = false;
-    struct sg_wire_answer a = answer_to(SG_WIRE_BUILT, s->build.id, &s->error);
-    sg_daemon_answer(d, &a, NULL, 0);
-    sg_error_clear(&s->error);
-}
-
-/* ---- the end of a slot ---- */
-
-static void close_build_fds(struct sg_slot *s)
-{
-    s->server_end = sg_close(s->server_end);
-    s->info = sg_close(s->info);
-    s->errors = sg_close(s->errors);
-}
-
-static bool is_child_of(pid_t pid, pid_t parent)
-{
-    char path[64], *text = NULL;
-    size_t len;
-    int found = -1;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    if (sg_read_file(path, 4096, &text, &len, NULL) == 0 && text != NULL) {
-        const char *behind_name = strrchr(text, ')');
-        if (behind_name == NULL || sscanf(behind_name, ") %*c %d", &found) != 1) {
-            found = -1;
-        }
-    }
-    free(text);
-    return found == (int)parent;
-}
-
-/* A bwrap or a wiper, or the agent of a slot whose bwrap is gone. */
-static bool is_known(const struct sg_daemon *d, pid_t pid)
-{
-    for (uint32_t n = 0; n < SG_SPAWNER_SLOTS_MAX; n++) {
-        const struct sg_slot *s = d->slots[n];
-        if (s != NULL && (s->monitor == pid || s->wiper == pid || (s->pidfd >= 0 && s->agent == pid))) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* When bwrap dies before it has said what its child is, that child is ours now, and waits for bwrap for ever.
- * Kills such children; how many there still are. */
-static unsigned kill_orphans(const struct sg_daemon *d)
-{
-    unsigned n = 0;
-    DIR *proc = opendir("/proc");
-    for (struct dirent *e = proc != NULL ? readdir(proc) : NULL; e != NULL; e = readdir(proc)) {
-        pid_t pid = (pid_t)strtol(e->d_name, NULL, 10);
-        if (pid > 1 && is_child_of(pid, getpid()) && !is_known(d, pid)) {
-            kill(pid, SIGKILL);
-            n++;
-        }
-    }
-    if (proc != NULL) {
-        closedir(proc);
-    }
-    return n;
-}
-
-/* True when no process of the slot is left; else something is being watched that will tell. */
-static bool is_dead(struct sg_daemon *d, struct sg_slot *s)
-{
-    char text[256];
-    if (s->monitor != 0 || (s->pidfd >= 0 && !s->agent_dead)) {
-        return false;
-    }
-    if (s->pidfd < 0 && kill_orphans(d) > 0) {
-        return false;
-    }
-    if (s->groups.slot < 0) {
-        return true;
-    }
-    if (s->empty < 0) {
-        s->empty = openat(s->groups.slot, "cgroup.events", O_RDONLY | O_CLOEXEC);
-        sg_daemon_watch(d, s->empty, EPOLLPRI, SG_EV_EMPTY, s->n);
-    }
-    ssize_t len = pread(s->empty, text, sizeof text - 1, 0);
-    text[len > 0 ? len : 0] = '\0';
-    return strstr(text, "populated 1") == NULL;
-}
-
-static void dir_name(const struct sg_slot *s, char name[32])
-{
-    snprintf(name, 32, "%u", s->n);
-}
-
-/* The tree is the sandbox's work and may be of any size, so a child removes it. */
-static void start_wiper(struct sg_daemon *d, struct sg_slot *s)
-{
-    char name[32];
-    dir_name(s, name);
-    s->wiper = sg_groups_fork(&d->args->groups, -1);
-    if (s->wiper == 0) {
-        _exit(sg_remove_tree(d->slots_dir, name, NULL) < 0 ? 1 : 0);
-    }
-    if (s->wiper < 0) {
-        s->wiper = 0; /* tried again when the deadline passes or by the next DESTROY */
-    }
-}
-
-/* Goes on with ENDING as far as possible now. */
-static void advance_end(struct sg_daemon *d, struct sg_slot *s)
-{
-    if (s->state != ENDING || s->wiper != 0 || !is_dead(d, s)) {
-        return;
-    }
-    if (s->has_dir) {
-        start_wiper(d, s);
-        return;
-    }
-    s->empty = sg_close(s->empty);
-    s->pidfd = sg_close(s->pidfd);
-    s->state = EMPTY;
-    answer_failed_build(d, s);
-    answer_destroy(d, s, NULL);
-}
-
-static void begin_end(struct sg_daemon *d, struct sg_slot *s)
-{
-    bool known = s->pidfd >= 0;
-    close_build_fds(s);
-    s->state = ENDING;
-    s->deadline_ms = sg_now_ms() + END_MS;
-    if (known) {
-        (void)syscall(SYS_pidfd_send_signal, s->pidfd, SIGKILL, NULL, 0);
-        sg_daemon_watch(d, s->pidfd, EPOLLIN, SG_EV_PIDFD, s->n);
-    }
-    if (s->monitor != 0) {
-        kill(s->monitor, SIGKILL);
-    }
-    advance_end(d, s);
-}
-
-static void read_errors(struct sg_slot *s)
-{
-    while (s->errors >= 0 && s->error_len < sizeof s->error_text - 1) {
-        ssize_t n = read(s->errors, s->error_text + s->error_len, sizeof s->error_text - 1 - s->error_len);
-        if (n <= 0) {
-            break;
-        }
-        s->error_len += (size_t)n;
-    }
-    for (size_t i = 0; i < s->error_len; i++) {
-        if (s->error_text[i] < ' ' || s->error_text[i] > '~') {
-            s->error_text[i] = ' ';
-        }
-    }
-    s->error_text[s->error_len] = '\0';
-}
-
-static void fail(struct sg_daemon *d, struct sg_slot *s, const char *why)
-{
-    read_errors(s);
-    sg_error_clear(&s->error);
-    sg_error_set(&s->error, SG_UNAVAILABLE, "slot %u: %s%s%s", s->n, why, s->error_len > 0 ? ": " : "",
-                 s->error_text);
-    begin_end(d, s);
-}
-
 /* ---- the way up ---- */
 
 static void read_info(struct sg_daemon *d, struct sg_slot *s)
@@ -277,7 +56,7 @@ static void read_info(struct sg_daemon *d, struct sg_slot *s)
         found != NULL && strpbrk(found, ",}\n") != NULL && sscanf(found, "\"child-pid\": %d", &pid) == 1;
     if (!whole) {
         if (n <= 0 || s->info_len == sizeof s->info_text - 1) {
-            fail(d, s, "bubblewrap failed");
+            slot_fail(d, s, "bubblewrap failed");
         }
         return;
     }
@@ -287,9 +66,9 @@ static void read_info(struct sg_daemon *d, struct sg_slot *s)
     s->agent = (pid_t)pid;
     s->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     /* The number is that of bwrap's child only while bwrap has not reaped it. */
-    if (s->pidfd < 0 || !is_child_of(s->agent, s->monitor)) {
+    if (s->pidfd < 0 || !slot_is_child_of(s->agent, s->monitor)) {
         s->pidfd = sg_close(s->pidfd);
-        fail(d, s, "its first process is gone");
+        slot_fail(d, s, "its first process is gone");
     }
 }
 
@@ -301,7 +80,7 @@ static void read_hello(struct sg_daemon *d, struct sg_slot *s)
         return;
     }
     if (n <= 0) {
-        fail(d, s, "the sandbox did not come up");
+        slot_fail(d, s, "the sandbox did not come up");
         return;
     }
     s->hello = true;
@@ -350,13 +129,13 @@ static void send_built(struct sg_daemon *d, struct sg_slot *s)
         for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
             sg_close(limits[i]);
         }
-        begin_end(d, s);
+        slot_begin_end(d, s);
         return;
     }
     int oom = sg_slot_groups_oom_fd(&d->args->groups, &s->groups, s->n);
     const int all[SG_WIRE_FDS_MAX] = {s->server_end, s->pidfd,  s->groups.cmds, oom,
                                       limits[0],     limits[1], limits[2]};
-    struct sg_wire_answer a = answer_to(SG_WIRE_BUILT, s->build.id, NULL);
+    struct sg_wire_answer a = slot_answer_to(SG_WIRE_BUILT, s->build.id, NULL);
     fill_answer(d, s, &a);
     int fds[SG_WIRE_FDS_MAX];
     unsigned n = 0;
@@ -373,7 +152,7 @@ static void send_built(struct sg_daemon *d, struct sg_slot *s)
     for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
         sg_close(limits[i]);
     }
-    close_build_fds(s);
+    slot_close_build_fds(s);
 }
 
 static void finish_build(struct sg_daemon *d, struct sg_slot *s)
@@ -385,7 +164,7 @@ static void finish_build(struct sg_daemon *d, struct sg_slot *s)
     if (r < 0) {
         char why[96];
         snprintf(why, sizeof why, "cannot set its resource limits: %s", strerror(-r));
-        fail(d, s, why);
+        slot_fail(d, s, why);
         return;
     }
     send_built(d, s);
@@ -511,7 +290,7 @@ void sg_slot_build(struct sg_daemon *d, const struct sg_wire_request *r)
     if (refused != NULL) {
         struct sg_error err = {0};
         sg_error_set(&err, SG_UNAVAILABLE, "slot %u %s", r->slot, refused);
-        struct sg_wire_answer a = answer_to(SG_WIRE_BUILT, r->id, &err);
+        struct sg_wire_answer a = slot_answer_to(SG_WIRE_BUILT, r->id, &err);
         sg_daemon_answer(d, &a, NULL, 0);
         return;
     }
@@ -525,7 +304,7 @@ void sg_slot_build(struct sg_daemon *d, const struct sg_wire_request *r)
     s->error_text[0] = '\0';
     sg_error_clear(&s->error);
     if (prepare(d, s, &s->error) < 0 || launch(d, s, &s->error) < 0) {
-        begin_end(d, s);
+        slot_begin_end(d, s);
     }
 }
 
@@ -533,17 +312,17 @@ void sg_slot_destroy(struct sg_daemon *d, const struct sg_wire_request *r)
 {
     struct sg_slot *s = slot_get(d, r->slot);
     struct sg_error replaced = {.code = SG_CONFLICT, .message = "destroyed twice"};
-    answer_destroy(d, s, &replaced);
+    slot_answer_destroy(d, s, &replaced);
     s->destroy_id = r->id;
     if (s->state == BUILDING) {
-        fail(d, s, "was destroyed while it was built");
+        slot_fail(d, s, "was destroyed while it was built");
     } else if (s->state == UP) {
-        begin_end(d, s);
+        slot_begin_end(d, s);
     } else if (s->state == EMPTY) {
-        answer_destroy(d, s, NULL);
+        slot_answer_destroy(d, s, NULL);
     } else {
-        s->deadline_ms = sg_now_ms() + END_MS;
-        advance_end(d, s);
+        s->deadline_ms = sg_now_ms() + SG_SLOT_END_MS;
+        slot_advance_end(d, s);
     }
 }
 
@@ -564,18 +343,7 @@ void sg_slot_on_event(struct sg_daemon *d, uint32_t n, enum sg_slot_event kind)
         epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->pidfd, NULL);
     }
     finish_build(d, s);
-    advance_end(d, s);
-}
-
-static void wiper_ended(struct sg_daemon *d, struct sg_slot *s)
-{
-    char name[32];
-    dir_name(s, name);
-    s->wiper = 0;
-    s->has_dir = faccessat(d->slots_dir, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
-    if (!s->has_dir) {
-        advance_end(d, s);
-    }
+    slot_advance_end(d, s);
 }
 
 void sg_slot_on_exit(struct sg_daemon *d, pid_t pid)
@@ -586,25 +354,16 @@ void sg_slot_on_exit(struct sg_daemon *d, pid_t pid)
             continue;
         }
         if (s->wiper == pid) {
-            wiper_ended(d, s);
+            slot_wiper_ended(d, s);
         }
         if (s->monitor == pid) {
             s->monitor = 0;
             if (s->state == BUILDING) {
-                fail(d, s, "the sandbox ended while it was built");
+                slot_fail(d, s, "the sandbox ended while it was built");
             }
         }
-        advance_end(d, s); /* it may have waited for an orphan */
+        slot_advance_end(d, s); /* it may have waited for an orphan */
     }
-}
-
-static void give_up_ending(struct sg_daemon *d, struct sg_slot *s)
-{
-    struct sg_error err = {0};
-    sg_error_set(&err, SG_INTERNAL, "slot %u: something of it does not go away", s->n);
-    s->deadline_ms = INT64_MAX; /* it may still end; until then the slot cannot be built */
-    answer_failed_build(d, s);
-    answer_destroy(d, s, &err);
 }
 
 int64_t sg_slot_on_time(struct sg_daemon *d, int64_t now_ms)
@@ -616,9 +375,9 @@ int64_t sg_slot_on_time(struct sg_daemon *d, int64_t now_ms)
             continue;
         }
         if (s->deadline_ms <= now_ms && s->state == BUILDING) {
-            fail(d, s, "did not come up in time");
+            slot_fail(d, s, "did not come up in time");
         } else if (s->deadline_ms <= now_ms) {
-            give_up_ending(d, s);
+            slot_give_up(d, s);
         }
         if (s->state != EMPTY && s->deadline_ms < next) {
             next = s->deadline_ms;
