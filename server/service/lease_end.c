@@ -13,11 +13,33 @@ struct ending {
     struct sg_sandbox *sb;
 };
 
+/* The end of a lease may have no request of its own to be logged with: expiry, idle time, a lost sandbox. */
+static void log_end(struct sg_service *s, struct sg_entry *e, const struct sg_error *err)
+{
+    struct sg_log_line line;
+    struct sg_lease l;
+
+    sg_entry_lease(e, &l);
+    sg_log_begin(&line, s->parts.log, l.state == SG_LEASE_LOST || err ? SG_LOG_WARN : SG_LOG_INFO, "lease_ended");
+    sg_log_str(&line, "lease_id", l.id);
+    sg_log_str(&line, "tenant", l.terms->tenant);
+    sg_log_str(&line, "state", sg_lease_state_name(l.state));
+    sg_log_str(&line, "reason", l.reason);
+    sg_log_str(&line, "provider", l.provider);
+    sg_log_str(&line, "sandbox_id", l.sandbox_id);
+    sg_log_int(&line, "lifetime_us", sg_wall_us() - l.created_us);
+    if (err)
+        sg_log_error(&line, err);
+    sg_log_end(&line);
+    sg_lease_finish(&l);
+}
+
 static void sandbox_gone(void *arg, const struct sg_error *err)
 {
     struct ending *g = arg;
 
     sg_registry_ended(g->s->leases, g->entry, err);
+    log_end(g->s, g->entry, err);
     sg_sandbox_unref(g->sb);
     sg_entry_unref(g->entry);
     free(g);
