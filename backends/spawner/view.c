@@ -218,8 +218,10 @@ int sg_view_make(struct sg_view *v, const struct sg_spawner_config *cfg, const c
         return -1;
     }
     for (size_t i = 0; cfg->rootfs != NULL && cfg->rootfs[i] != NULL; i++) {
-        if (make_image_root(v, cfg->rootfs[i], err) < 0) {
-            return -1;
+        char base[64];
+        (void)snprintf(base, sizeof base, SG_VIEW_IMAGE, i);
+        if (make_image_root(v, base, err) < 0) {
+            return sg_error_wrap(err, "rootfs %s", cfg->rootfs[i]);
         }
     }
     find_covered(v);

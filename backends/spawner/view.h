@@ -49,6 +49,7 @@ int sg_view_enter(const struct sg_spawner_config *cfg, const char *bwrap, const 
                   struct sg_error *err);
 #define SG_VIEW_OWN "/.sandgate"
 #define SG_VIEW_ETC SG_VIEW_OWN "/etc"
+#define SG_VIEW_IMAGE SG_VIEW_OWN "/image-%zu" /* the n-th configured root file system */
 #define SG_VIEW_SYSTEM_DIRS 7U
 extern const char *const sg_view_system_dirs[SG_VIEW_SYSTEM_DIRS]; /* directories or links at the top */
 

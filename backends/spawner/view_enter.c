@@ -46,11 +46,11 @@ static int make_dirs(const char *root, const char *path, struct sg_error *err)
     return sg_mkdirs(whole, 0755, err);
 }
 
-/* Shows a directory, with what is mounted below it, at the same path under the new root. */
-static int show_dir(const char *path, struct sg_error *err)
+/* Shows a directory, with what is mounted below it, at a path under the new root. */
+static int show_dir(const char *path, const char *as, struct sg_error *err)
 {
-    sg_cleanup(sg_free_p) char *at = sg_xasprintf(PLACE "%s", path);
-    if (make_dirs(PLACE, path, err) < 0) {
+    sg_cleanup(sg_free_p) char *at = sg_xasprintf(PLACE "%s", as);
+    if (make_dirs(PLACE, as, err) < 0) {
         return -1;
     }
     if (mount(path, at, NULL, MS_BIND | MS_REC, NULL) < 0) {
@@ -87,20 +87,23 @@ static int show_system(struct sg_error *err)
         if (n > 0 && symlink(target, at) < 0) {
             return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", at);
         }
-        if (n < 0 && lstat(path, &st) == 0 && S_ISDIR(st.st_mode) && show_dir(path, err) < 0) {
+        if (n < 0 && lstat(path, &st) == 0 && S_ISDIR(st.st_mode) && show_dir(path, path, err) < 0) {
             return -1;
         }
     }
-    return show_dir("/dev", err);
+    return show_dir("/dev", "/dev", err);
 }
 
 static int show_configured(const struct sg_spawner_config *cfg, const char *bwrap, struct sg_error *err)
 {
-    if (show_dir(cfg->state_dir, err) < 0) {
+    if (show_dir(cfg->state_dir, cfg->state_dir, err) < 0) {
         return -1;
     }
     for (size_t i = 0; cfg->rootfs != NULL && cfg->rootfs[i] != NULL; i++) {
-        if (show_dir(cfg->rootfs[i], err) < 0) {
+        /* At a path of ours: bwrap, as the agent's uid, need not get through the directories above. */
+        char as[64];
+        (void)snprintf(as, sizeof as, SG_VIEW_IMAGE, i);
+        if (show_dir(cfg->rootfs[i], as, err) < 0) {
             return -1;
         }
     }
@@ -131,7 +134,8 @@ static int make_root(const struct sg_spawner_config *cfg, const char *bwrap, str
         mount(NULL, PLACE, NULL, MS_PRIVATE, NULL) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot mount a tmpfs");
     }
-    if (show_system(err) < 0 || show_configured(cfg, bwrap, err) < 0 || mount_proc(err) < 0) {
+    if (make_dirs(PLACE, SG_VIEW_OWN, err) < 0 || show_system(err) < 0 ||
+        show_configured(cfg, bwrap, err) < 0 || mount_proc(err) < 0) {
         return -1;
     }
     return 0;
@@ -140,8 +144,7 @@ static int make_root(const struct sg_spawner_config *cfg, const char *bwrap, str
 /* From the host's /etc, which the new root does not show. bubblewrap's loader uses it, too. */
 static int make_etc(struct sg_error *err)
 {
-    if (mkdir(PLACE SG_VIEW_OWN, 0755) < 0 || mkdir(PLACE SG_VIEW_ETC, 0755) < 0 ||
-        symlink(SG_VIEW_OWN "/root-0/etc", PLACE "/etc") < 0) {
+    if (mkdir(PLACE SG_VIEW_ETC, 0755) < 0 || symlink(SG_VIEW_OWN "/root-0/etc", PLACE "/etc") < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, SG_VIEW_ETC);
     }
     return sg_view_etc_make(PLACE SG_VIEW_ETC, true, err);
