@@ -19,10 +19,12 @@ struct take {
 /* Parsers before 1.0 hand out C strings that point into the very bytes received, line after line. So what they let
  * through without telling (a NUL inside a line, a bare LF at its end, a folded line) shows as a gap between
  * one line's end and the next one's beginning that is not exactly CR LF. */
+#if MHD_VERSION < 0x01000000
 static const char *after_line(const char *end)
 {
     return end + 2;
 }
+#endif
 
 static enum MHD_Result take_header(void *arg, enum MHD_ValueKind kind, const char *name, size_t name_len,
                                    const char *value, size_t value_len)
