@@ -1,7 +1,9 @@
 /* Starts one command. The child borrows the parent's memory until its exec (as posix_spawn does): that is
  * what makes a start as cheap as a bare spawn, and how it tells the parent about a failure without a pipe.
  * Every signal is blocked in the parent, the memory is not dumpable, so nobody can attach to the child in
- * between. */
+ * between. A command that manages to stop the child (SIGSTOP, in the moment between its change of user and
+ * its exec) stops the agent: the server then waits for an answer in vain and loses that sandbox, nothing
+ * else. */
 #include "backends/agent/inside.h"
 
 #include <errno.h>

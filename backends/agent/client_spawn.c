@@ -46,7 +46,8 @@ static int gather(struct sg_agent *a, const struct sg_exec_spec *spec, struct sg
     bool bad = false;
     sg_cleanup(sg_free_p) char *cwd = sg_agent_path(a, spec->cwd != NULL ? spec->cwd : a->root, err);
     if (cwd == NULL)
-        return -1;
+        return sg_error_field(err, SG_CWD_NOT_FOUND, "cwd",
+                              "the working directory's path is empty or too long");
     add_string(b, cwd, &bad);
     uint32_t argc = 0;
     for (; spec->argv[argc] != NULL && argc < SG_AGENT_ARGC_MAX; argc++)

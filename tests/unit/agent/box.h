@@ -18,6 +18,7 @@ struct box {
     struct sg_agent_facts facts;
     pid_t pid; /* of bwrap, outside */
     enum box_tree tree;
+    enum sg_agent_isolation isolation;
     char group[128]; /* cgroup v2 directory, or "" */
     pthread_mutex_t lock;
     pthread_cond_t news;

@@ -12,7 +12,10 @@ static void each(void (*body)(struct box *b))
     static const struct {
         enum sg_agent_isolation isolation;
         enum box_tree tree;
-    } kinds[] = {{SG_AGENT_UID, BOX_CGROUP}, {SG_AGENT_UID, BOX_HELPER}, {SG_AGENT_DUMPABLE, BOX_HELPER}};
+    } kinds[] = {{SG_AGENT_UID, BOX_CGROUP},
+                 {SG_AGENT_UID, BOX_HELPER},
+                 {SG_AGENT_DUMPABLE, BOX_CGROUP},
+                 {SG_AGENT_DUMPABLE, BOX_HELPER}};
     for (size_t i = 0; i < SG_COUNT_OF(kinds); i++) {
         struct box b;
         if (!box_can(kinds[i].isolation, kinds[i].tree))
