@@ -67,6 +67,13 @@ struct pool *local_pool(struct local *l, const char *name, struct sg_error *err)
 
 /* ---- health ---- */
 
+/* Its sandbox has been built, so building works: a slot that is only being tried for says nothing yet. */
+static bool has_worked(enum sg_slot_state s)
+{
+    return s == SG_SLOT_READY || s == SG_SLOT_LEASED || s == SG_SLOT_RELEASING || s == SG_SLOT_RESETTING ||
+           s == SG_SLOT_LOST;
+}
+
 static int health(struct sg_driver *d, struct sg_error *err)
 {
     struct local *l = (struct local *)d;
@@ -75,12 +82,16 @@ static int health(struct sg_driver *d, struct sg_error *err)
     (void)pthread_mutex_lock(&l->lock);
     for (size_t i = 0; i < l->n_pools; i++) {
         for (unsigned k = 0; k < l->pools[i].cfg.size; k++) {
-            enum sg_slot_state state = l->pools[i].slots[k].state;
-            good = good || (state != SG_SLOT_FAILED && state != SG_SLOT_DEAD);
+            good = good || has_worked(l->pools[i].slots[k].state);
         }
     }
     if (!good && err != NULL) {
-        sg_error_set(err, SG_UNAVAILABLE, "no slot of the local pools works: %s", bad->last_error);
+        if (bad->last_error[0] != '\0') {
+            sg_error_set(err, SG_UNAVAILABLE, "no slot of the local pools works: %s", bad->last_error);
+        } else {
+            sg_error_set(err, SG_UNAVAILABLE, "the slots of the local pools are still being built");
+        }
+        sg_error_retry_after(err, 1);
     }
     (void)pthread_mutex_unlock(&l->lock);
     return good ? 0 : -1;

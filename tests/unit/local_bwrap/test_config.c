@@ -111,6 +111,7 @@ Test(local_config, facts_and_health)
     cr_expect(w.d->facts.free);
     cr_expect_not(w.d->facts.outlives_server);
     cr_expect_eq(w.d->facts.caps & (unsigned)SG_CAP_NETWORK, 0);
+    cr_assert(world_wait(&w, 0, 0, SG_SLOT_READY));
     cr_expect_eq(sg_driver_health(w.d, NULL), 0);
     world_close(&w);
 }

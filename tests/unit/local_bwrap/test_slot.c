@@ -112,8 +112,8 @@ Test(local_slot, one_that_dies_again_and_again_is_failed_until_it_works)
     struct sg_error err = {0};
     world_open(&w, false, &c, 1);
     for (int i = 0; i < 4; i++) {
-        cr_expect_eq(sg_driver_health(w.d, NULL), 0);
         cr_assert(world_wait(&w, 0, 0, SG_SLOT_READY));
+        cr_expect_eq(sg_driver_health(w.d, NULL), 0);
         kill_agent(&w);
         cr_assert(i == 3 ? world_wait(&w, 0, 0, SG_SLOT_FAILED) : wait_generation(&w, (uint64_t)i + 2));
     }
