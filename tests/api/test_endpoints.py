@@ -1,0 +1,174 @@
+"""Services inside real sandboxes, reached through the proxy."""
+import hashlib
+import http.client
+import json
+import threading
+
+import pytest
+from harness import SLOW, Server
+
+TOKENS = {"a": "token-a-0123456789", "b": "token-b-0123456789"}
+
+# A service that says what it got, redirects, streams, and closes when told so.
+SERVICE = r"""
+import http.server, json, os, sys, time
+class H(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *a): pass
+    def do(self):
+        n = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(n)
+        path = self.path.split("?")[0]
+        if path == "/redirect":
+            self.send_response(302); self.send_header("Location", self.headers["X-To"]); self.send_header("Content-Length", "0"); self.end_headers()
+            return
+        if path == "/stream":
+            self.send_response(200); self.send_header("Content-Type", "text/event-stream"); self.send_header("Connection", "close"); self.end_headers()
+            while True:
+                self.wfile.write(b"data: x\n\n"); self.wfile.flush(); time.sleep(0.05)
+        out = json.dumps({"line": self.requestline, "headers": self.headers.items(), "body": len(body)}).encode()
+        self.send_response(200); self.send_header("Content-Type", "application/json"); self.send_header("Content-Length", str(len(out)))
+        self.send_header("Set-Cookie", "a=b"); self.end_headers()
+        if self.command != "HEAD": self.wfile.write(out)
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do
+class S(http.server.ThreadingHTTPServer):
+    if sys.argv[2] == "6": import socket; address_family = socket.AF_INET6
+s = S((sys.argv[3], int(sys.argv[1])), H)
+open("/tmp/up-" + sys.argv[1], "w").close()
+s.serve_forever()
+"""
+
+
+def start_service(client, lease, port=8000, family="4", address="127.0.0.1"):
+    assert client.write(lease, "service.py", SERVICE.encode()).status in (200, 201)
+    r = client.exec(lease, f"python3 service.py {port} {family} {address} >/tmp/log 2>&1 & "
+                           f"for i in $(seq 1000); do test -e /tmp/up-{port} && exit 0; sleep 0.01; done; cat /tmp/log; exit 1")
+    assert r["returncode"] == 0, r
+
+
+@pytest.fixture(scope="module")
+def server():
+    auth = [{"name": t, "sha256": hashlib.sha256(v.encode()).hexdigest(), "tenant": t, "role": "tenant"} for t, v in TOKENS.items()]
+    with Server({"local_bwrap": {"size": 3}, "auth": {"tokens": auth}}) as s:
+        yield s
+
+
+@pytest.fixture
+def client(server):
+    return server.client(TOKENS["a"])
+
+
+@pytest.fixture
+def lease(client):
+    lease = client.lease()
+    yield lease
+    client.terminate(lease)
+
+
+def test_a_service_answers(client, lease):
+    start_service(client, lease)
+    rest = "/a%2Fb//c/%E9?b=2&a=1&b=3&uploads&sig=%E9%FF&s=1;2&q=hello%20world"
+    r = client.get(f"/leases/{lease}/proxy/8000{rest}")
+    assert r.status == 200 and r.json()["line"] == f"GET {rest} HTTP/1.1"
+    assert r.header("Set-Cookie") is None and r.header("Content-Security-Policy") == "sandbox"
+    r = client.post(f"/leases/{lease}/proxy/8000/", b"x" * 1000000)
+    assert r.status == 200 and r.json()["body"] == 1000000
+    r = client.request("HEAD", f"/leases/{lease}/proxy/8000/")
+    assert r.status == 200 and r.body == b"" and int(r.header("Content-Length")) > 0
+
+
+def test_services_on_ipv6_loopback_and_all_addresses(client, lease):
+    start_service(client, lease, 8006, "6", "::1")
+    start_service(client, lease, 8004, "4", "0.0.0.0")
+    for port in (8006, 8004):
+        r = client.get(f"/leases/{lease}/proxy/{port}/")
+        assert r.status == 200 and dict(r.json()["headers"])["Host"] == f"127.0.0.1:{port}"
+
+
+def test_redirects_stay_under_the_public_prefix(client, lease):
+    start_service(client, lease)
+    public = f"/leases/{lease}/proxy/8000"
+    for given, expected in (("/login?next=%2F", public + "/login?next=%2F"), ("http://127.0.0.1:8000/x", public + "/x"), ("next", "next"),
+                            ("//evil.example/x", "//evil.example/x"), ("https://example.com/", "https://example.com/")):
+        r = client.get(public + "/redirect", headers={"X-To": given})
+        assert r.status == 302 and r.header("Location") == expected
+
+
+def test_callers_credentials_stay_out(server, client, lease):
+    start_service(client, lease)
+    url = f"/leases/{lease}/proxy/8000/"
+    endpoint = client.get(f"/leases/{lease}/endpoints/8000").json()
+    assert endpoint["url"].endswith(url)
+    token = TOKENS["a"]
+    app = "Bearer the-apps-own"
+    for headers, arrives in (({"Authorization": "Bearer " + token}, None), ({"X-API-Key": token}, None), ({"X-API-Key": token, "Authorization": app}, app),
+                             (dict(endpoint["headers"], Authorization=app), app), (dict(endpoint["headers"], Authorization="Bearer " + token), None),
+                             (dict(endpoint["headers"], **{"X-API-Key": token}), None)):
+        r = server.client().get(url, headers=dict(headers, **{"X-Forwarded-For": "6.6.6.6"}))
+        assert r.status == 200, (headers, r)
+        got = {k.lower(): v for k, v in r.json()["headers"]}
+        text = json.dumps(got)
+        assert token not in text and endpoint["headers"]["Sandgate-Endpoint-Token"] not in text
+        assert got.get("authorization") == arrives and got["x-forwarded-for"] == "127.0.0.1"
+
+
+def test_whom_the_proxy_refuses(server, client, lease):
+    start_service(client, lease)
+    url = f"/leases/{lease}/proxy/8000/"
+    for c, status, code in ((server.client(), 401, "unauthorized"), (server.client("wrong"), 401, "unauthorized"),
+                            (server.client(TOKENS["b"]), 404, "not_found")):
+        r = c.get(url)
+        assert (r.status, r.code, r.header("Sandgate-Error")) == (status, code, code), r
+    r = server.client().get(url, headers={"Sandgate-Endpoint-Token": "ept_" + "0" * 64})
+    assert r.status == 401
+    for port in ("80@169.254.169.254", "0", "65536", "http", "-1"):
+        assert client.get(f"/leases/{lease}/proxy/{port}/").status in (400, 404)
+
+
+def test_only_the_sandboxs_own_ports(server, client, lease):
+    """The server itself listens on the host's loopback, which is not the sandbox's."""
+    r = client.get(f"/leases/{lease}/proxy/{server.port}/healthz")
+    assert (r.status, r.code, r.header("Sandgate-Error")) == (503, "endpoint_not_listening", "endpoint_not_listening")
+
+
+def test_two_leases_do_not_share_connections(client, lease):
+    other = client.lease()
+    try:
+        start_service(client, lease)
+        assert client.get(f"/leases/{lease}/proxy/8000/").status == 200
+        assert client.get(f"/leases/{other}/proxy/8000/").code == "endpoint_not_listening"
+    finally:
+        client.terminate(other)
+
+
+def test_the_end_of_a_lease_cuts_its_streams_and_frees_its_slot(server, client):
+    token = TOKENS["a"]
+    lease = client.lease()
+    start_service(client, lease)
+    assert client.get(f"/leases/{lease}/proxy/8000/").status == 200  # leaves a kept connection behind
+    c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30 * SLOW)
+    c.request("GET", f"/leases/{lease}/proxy/8000/stream", headers={"Authorization": "Bearer " + token})
+    r = c.getresponse()
+    assert r.status == 200 and r.read(9) == b"data: x\n\n"
+    ended = []
+
+    def read_on():
+        try:
+            while r.read(9):
+                pass
+        except (OSError, http.client.HTTPException):
+            pass
+        ended.append(True)
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
+    client.terminate(lease)
+    reader.join(20 * SLOW)
+    c.close()
+    assert ended == [True]
+    r = client.get(f"/leases/{lease}/proxy/8000/")
+    assert r.status == 410 and r.code == "lease_gone" and r.header("Sandgate-Error") == "lease_gone"
+    # every slot comes back although its connections were open
+    leases = [client.lease(acquire_timeout=20 * SLOW) for _ in range(3)]
+    for each in leases:
+        client.terminate(each)
