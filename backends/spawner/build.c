@@ -241,12 +241,21 @@ static void add_agent(struct args *a, const struct sg_build *b)
     }
 }
 
+/* What the spawner ignores, or the server did, is not for commands to inherit. */
+static void reset_signals(void)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    for (int signo = 1; signo <= SIGRTMAX; signo++) {
+        signal(signo, SIG_DFL);
+    }
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
 void sg_build_child(const struct sg_build *b)
 {
     static char *const no_env[] = {NULL};
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    reset_signals();
     tie_to_parent(b);
     setsid();
     mount_disk(b);

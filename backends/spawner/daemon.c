@@ -173,7 +173,7 @@ static int start(struct sg_daemon *d, int *signals, struct sg_error *err)
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
-    sigprocmask(SIG_BLOCK, &child, NULL);
+    sigprocmask(SIG_SETMASK, &child, NULL);
     *signals = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
     d->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (*signals < 0 || d->epoll < 0 || sg_daemon_watch(d, *signals, EPOLLIN, SG_EV_SIGNAL, 0) < 0 ||

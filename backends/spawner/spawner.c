@@ -142,7 +142,8 @@ static int find_bwrap(const char *wanted, char *path, size_t size, struct sg_err
  */
 static pid_t fork_daemon(bool root_server, struct sg_error *err)
 {
-    struct clone_args c = {.flags = CLONE_NEWPID | CLONE_NEWNS | (root_server ? 0U : CLONE_NEWUSER),
+    struct clone_args c = {.flags = CLONE_CLEAR_SIGHAND | CLONE_NEWPID | CLONE_NEWNS |
+                                    (root_server ? 0U : CLONE_NEWUSER),
                            .exit_signal = SIGCHLD};
     long pid = syscall(SYS_clone3, &c, sizeof c);
     if (pid >= 0) {

@@ -153,7 +153,8 @@ Test(files, environment_of_a_slot)
         rig_sh(&s, &res,
                "hostname; cat /etc/hostname; df -P /workspace /home/sandbox /tmp /run /dev/shm | "
                "awk 'NR>1 {print $2}' | sort -u; stat -c %U /workspace; getent hosts localhost >/dev/null "
-               "&& echo localhost; test -t 0 || echo no tty; ulimit -c; tty; ls /proc/self/fd"),
+               "&& echo localhost; grep -E '^Sig(Blk|Ign)' /proc/self/status | grep -v 0000000000000000; "
+               "test -t 0 || echo no tty; ulimit -c; tty; ls /proc/self/fd"),
         0, "%s", res.out);
     cr_expect_str_eq(res.out,
                      "sandbox\nsandbox\n65536\nsandbox\nlocalhost\nno tty\n0\nnot a tty\n0\n1\n2\n3\n");

@@ -2,6 +2,8 @@
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "backends/spawner/groups.h"
@@ -196,6 +198,54 @@ Test(groups, limit_on_their_number)
         sg_cgroup_release(held[i]);
     }
     end(&r, &s);
+}
+
+/* ---- a group that was handed to an ordinary user, as systemd does ---- */
+
+static void write_text(const char *dir, const char *name, const char *text)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "we");
+    cr_assert(f != NULL && fputs(text, f) >= 0 && fclose(f) == 0, "%s", path);
+}
+
+static void one_exec_in_a_group(void)
+{
+    struct rig r;
+    struct rig_slot s;
+    struct rig_result res;
+    rig_start(&r, RIG_USER_SERVER);
+    rig_up(&r, 0, &s);
+    cr_assert_not_null(s.groups);
+    cr_assert_eq(s.b.tree_kill, SG_TREE_KILL_CGROUP);
+    cr_assert_eq(rig_sh(&s, &res, "cat /proc/self/cgroup; setsid sleep 1000 >/dev/null 2>&1 &"), 0, "%s",
+                 res.out);
+    cr_assert(strstr(res.out, "0::/cmds/x1\n") != NULL, "%s", res.out);
+    cr_assert_eq(rig_destroy(&r, &s, NULL), 0);
+    rig_stop(&r);
+}
+
+Test(groups, delegated_to_a_user)
+{
+    char dir[64];
+    int status = -1;
+    snprintf(dir, sizeof dir, "/sys/fs/cgroup/unified/sg-test-%d", (int)getpid());
+    if (geteuid() != 0 || mkdir(dir, 0755) < 0) {
+        cr_skip_test("needs root and a cgroup2 mount at /sys/fs/cgroup/unified");
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        char procs[128];
+        snprintf(procs, sizeof procs, "%s/cgroup.procs", dir);
+        write_text(dir, "cgroup.procs", "0");
+        cr_assert_eq(chown(dir, RIG_USER, RIG_USER) | chown(procs, RIG_USER, RIG_USER), 0);
+        one_exec_in_a_group();
+        _exit(0);
+    }
+    cr_expect_eq(waitpid(pid, &status, 0), pid);
+    cr_expect_eq(status, 0);
+    cr_expect_eq(rmdir(dir), 0, "nothing is left in it");
 }
 
 /* ---- limits ---- */
