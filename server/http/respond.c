@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include "base/json.h"
+#include "base/str.h"
 #include "http/request_priv.h"
 
 /* ---- storing an answer: any thread ---- */
@@ -206,6 +207,18 @@ void sg_respond_upgrade(struct sg_request *r, const char *protocol,
 
 /* ---- problems ---- */
 
+/* A sentence needs its subject: messages about a member that do not name it get its name in front. */
+static json_t *problem_detail(const struct sg_error *err)
+{
+    char text[sizeof err->field + sizeof err->message + 2];
+    bool named = err->field[0] == '\0' || strstr(err->message, err->field) != NULL;
+
+    snprintf(text, sizeof text, "%s%s%s", named ? "" : err->field, named ? "" : ": ", err->message);
+    size_t whole = sg_utf8_whole(text, strlen(text)); /* a long name may have been cut inside a character */
+    json_t *v = json_stringn(text, whole);
+    return v ? v : json_string("the reason is not valid text");
+}
+
 static json_t *problem(struct sg_request *r, const struct sg_error *err, int status)
 {
     char type[96];
@@ -214,12 +227,11 @@ static json_t *problem(struct sg_request *r, const struct sg_error *err, int sta
     json_object_set_new(doc, "type", json_string(type));
     json_object_set_new(doc, "title", json_string(sg_code_title(err->code)));
     json_object_set_new(doc, "status", json_integer(status));
-    json_t *detail = json_string(err->message);
-    json_object_set_new(doc, "detail", detail ? detail : json_string("the reason is not valid text"));
+    json_object_set_new(doc, "detail", problem_detail(err));
     json_object_set_new(doc, "code", json_string(sg_code_name(err->code)));
     json_object_set_new(doc, "request_id", json_string(r->id));
     if (err->field[0])
-        json_object_set_new(doc, "field", json_string(err->field));
+        json_object_set_new(doc, "field", json_stringn(err->field, sg_utf8_whole(err->field, strlen(err->field))));
     if (err->reason[0])
         json_object_set_new(doc, "reason", json_string(err->reason));
     if (err->members)
