@@ -36,7 +36,8 @@ struct pending {
 
 struct sg_spawner {
     struct sg_spawner_facts facts;
-    char **rootfs; /* copies, NULL-terminated */
+    char **rootfs;           /* copies, NULL-terminated */
+    struct sg_groups groups; /* to remove what a killed spawner leaves */
     pid_t pid;
     int pidfd, sock;
     struct sg_reactor *reactor; /* NULL: not attached */
@@ -200,6 +201,7 @@ static struct sg_spawner *spawner_new(const struct sg_spawner_config *cfg)
         sp->rootfs[i] = sg_xstrdup(cfg->rootfs[i]);
     }
     sp->pidfd = sp->sock = -1;
+    sg_groups_init(&sp->groups);
     sp->last = &sp->first;
     sp->next_id = 1;
     pthread_mutex_init(&sp->lock, NULL);
@@ -263,7 +265,7 @@ int sg_spawner_start(struct sg_spawner **ret, const struct sg_spawner_config *cf
     sg_groups_init(&a.groups);
     struct sg_spawner *sp = spawner_new(cfg);
     int r = start(sp, cfg, &a, err);
-    sg_groups_finish(&a.groups);
+    sp->groups = a.groups;
     sg_close(a.sock);
     sg_close(a.lock);
     if (r < 0) {
@@ -546,6 +548,7 @@ static void end_process(struct sg_spawner *sp)
 {
     sp->sock = sg_close(sp->sock);
     if (sp->pid <= 0) {
+        sg_groups_close(&sp->groups, 0);
         return;
     }
     struct pollfd p = {.fd = sp->pidfd, .events = POLLIN};
@@ -556,6 +559,7 @@ static void end_process(struct sg_spawner *sp)
         ;
     }
     sp->pidfd = sg_close(sp->pidfd);
+    sg_groups_close(&sp->groups, sg_now_ms() + END_MS);
 }
 
 struct sg_spawner *sg_spawner_free(struct sg_spawner *sp)

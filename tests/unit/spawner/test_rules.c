@@ -257,12 +257,12 @@ Test(rules, spawner_killed_ordinary_user)
     killed(RIG_USER_SERVER, true);
 }
 
-Test(rules, server_hears_of_the_spawners_death)
+static void spawner_dies(unsigned flags)
 {
     struct rig r;
     struct rig_slot s;
     struct sg_error err = {0};
-    rig_start(&r, RIG_USER_SERVER);
+    rig_start(&r, flags);
     rig_up(&r, 1, &s);
     cr_assert_eq(kill(sg_spawner_pid(r.sp), SIGKILL), 0);
     cr_expect(rig_readable(s.b.pidfd, RIG_WAIT_MS));
@@ -274,6 +274,17 @@ Test(rules, server_hears_of_the_spawners_death)
     sg_error_clear(&err);
     cr_expect_eq(rig_destroy(&r, &s, NULL), 0);
     rig_stop(&r);
+    expect_no_groups(r.state);
+}
+
+Test(rules, server_hears_of_the_spawners_death_root_server)
+{
+    spawner_dies(0);
+}
+
+Test(rules, server_hears_of_the_spawners_death_ordinary_user)
+{
+    spawner_dies(RIG_USER_SERVER);
 }
 
 /* ---- nothing is left ---- */
