@@ -14,7 +14,6 @@
 #include "base/fd.h"
 
 #define WAIT_MS 15000
-#define ORDINARY 64321U
 
 struct sg_local_pool_config world_pool(unsigned n)
 {
@@ -43,8 +42,10 @@ static void die(const char *what, const struct sg_error *err)
 
 static void become_ordinary(struct world *w)
 {
-    if (chown(w->dir, ORDINARY, ORDINARY) < 0 || setgroups(0, NULL) < 0 || setgid(ORDINARY) < 0 ||
-        setuid(ORDINARY) < 0 || prctl(PR_SET_DUMPABLE, 1) < 0) {
+    const uid_t user =
+        100000000U + (uid_t)getpid(); /* limits of the kernel are by uid, and tests run side by side */
+    if (chown(w->dir, user, user) < 0 || setgroups(0, NULL) < 0 || setgid(user) < 0 || setuid(user) < 0 ||
+        prctl(PR_SET_DUMPABLE, 1) < 0) {
         perror("cannot become an ordinary user");
         abort();
     }
@@ -66,7 +67,7 @@ void world_open_parts(struct world *w, bool user, bool no_cgroups)
     const struct sg_spawner_config cfg = {
         .state_dir = w->dir,
         .agent_path = AGENT_PATH,
-        .uid_base = 300000U + 4096U * (uint32_t)(getpid() % 1000), /* tests run side by side */
+        .uid_base = 400000000U + 4096U * (uint32_t)(getpid() % 400000), /* tests run side by side */
         .no_cgroups = no_cgroups,
     };
     if (user) {

@@ -111,19 +111,25 @@ static void copy_agent(struct rig *r)
     free(bytes);
 }
 
+uint32_t rig_user(void)
+{
+    return 100000000U + (uint32_t)getpid();
+}
+
 void rig_prepare(struct rig *r, unsigned flags)
 {
-    *r = (struct rig){0};
+    /* A test is a process of its own, and limits and counts of the kernel are by uid. */
+    *r = (struct rig){.uid_base = 400000000U + 4096U * (uint32_t)(getpid() % 400000), .user = rig_user()};
     if (geteuid() != 0 && !(flags & RIG_USER_SERVER)) {
         cr_skip_test("needs root");
     }
     snprintf(r->state, sizeof r->state, "/tmp/sg-spawner-XXXXXX");
     cr_assert_not_null(mkdtemp(r->state));
     if (geteuid() == 0 && (flags & RIG_USER_SERVER)) {
-        cr_assert_eq(chown(r->state, RIG_USER, RIG_USER), 0);
+        cr_assert_eq(chown(r->state, r->user, r->user), 0);
         cr_assert_eq(setgroups(0, NULL), 0);
-        cr_assert_eq(setresgid(RIG_USER, RIG_USER, RIG_USER), 0);
-        cr_assert_eq(setresuid(RIG_USER, RIG_USER, RIG_USER), 0);
+        cr_assert_eq(setresgid(r->user, r->user, r->user), 0);
+        cr_assert_eq(setresuid(r->user, r->user, r->user), 0);
         prctl(PR_SET_DUMPABLE, 1); /* as after an exec */
     }
     copy_agent(r);
@@ -133,7 +139,7 @@ void rig_config(const struct rig *r, struct sg_spawner_config *cfg, unsigned fla
 {
     *cfg = (struct sg_spawner_config){.state_dir = r->state,
                                       .agent_path = r->agent,
-                                      .uid_base = RIG_UID_BASE,
+                                      .uid_base = r->uid_base,
                                       .no_cgroups = (flags & RIG_NO_CGROUPS) != 0};
 }
 

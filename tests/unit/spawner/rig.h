@@ -5,11 +5,11 @@
 #include "backends/spawner/cgroup.h"
 #include "backends/spawner/spawner.h"
 
-#define RIG_UID_BASE 310000U
-#define RIG_USER 23456U /* who the ordinary-user server is when the tests run as root */
 #define RIG_WAIT_MS 30000
 
 struct rig {
+    uint32_t uid_base,
+        user; /* who slots and an ordinary-user server are; of this test alone, as they are counted */
     char state[64];
     char agent[128];
     struct sg_spawner *sp;
@@ -29,6 +29,8 @@ enum rig_flags {
     RIG_NO_CGROUPS = 2,
 };
 
+/* Who an ordinary-user server becomes when the tests run as root: somebody else in every process. */
+uint32_t rig_user(void);
 /* Starts; cr_skip()s the test when it needs root and there is none. */
 void rig_start(struct rig *r, unsigned flags);
 void rig_config(const struct rig *r, struct sg_spawner_config *cfg, unsigned flags);

@@ -42,7 +42,7 @@ static void dir_slot(unsigned flags)
     if (!(flags & RIG_USER_SERVER)) {
         struct stat st;
         cr_expect_eq(lstat(path, &st), 0);
-        cr_expect_eq(st.st_uid, RIG_UID_BASE + 9, "owned by the commands' uid");
+        cr_expect_eq(st.st_uid, r.uid_base + 9, "owned by the commands' uid");
     }
     cr_assert_eq(rig_destroy(&r, &s, &err), 0, "%s", err.message);
     snprintf(path, sizeof path, "%s/slots/4", r.state);

@@ -239,7 +239,8 @@ Test(groups, delegated_to_a_user)
         char procs[128];
         snprintf(procs, sizeof procs, "%s/cgroup.procs", dir);
         write_text(dir, "cgroup.procs", "0");
-        cr_assert_eq(chown(dir, RIG_USER, RIG_USER) | chown(procs, RIG_USER, RIG_USER), 0);
+        const uid_t user = rig_user();
+        cr_assert_eq(chown(dir, user, user) | chown(procs, user, user), 0);
         one_exec_in_a_group();
         _exit(0);
     }

@@ -381,8 +381,7 @@ static void fork_bomb(struct rig *r, struct rig_slot *s)
     struct sg_cgroup *group = NULL;
     struct rig_result res;
     int out;
-    unsigned base = s->b.isolation == SG_ISOLATION_UID ? RIG_UID_BASE : RIG_USER;
-    (void)r;
+    unsigned base = s->b.isolation == SG_ISOLATION_UID ? r->uid_base : r->user;
     if (s->groups != NULL) {
         cr_assert_eq(sg_cgroups_acquire(s->groups, &group, NULL), 0);
     }
