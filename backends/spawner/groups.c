@@ -452,6 +452,10 @@ static int open_v1(const struct sg_groups *g, int c, uint32_t n)
 int sg_slot_groups_limit(struct sg_groups *g, struct sg_slot_groups *s, uint32_t n,
                          const int64_t limits[SG_CTL_COUNT], struct sg_error *err)
 {
+    if (s->limited && memcmp(s->limits, limits, sizeof s->limits) == 0) {
+        return 0; /* as in the build before, which is the rule */
+    }
+    s->limited = false;
     int r = g->v2_controllers ? limit_v2(s->cmds, limits) : 0;
     for (int c = 0; c < SG_CTL_COUNT && r == 0; c++) {
         if (g->v1[c] < 0) {
@@ -460,14 +464,19 @@ int sg_slot_groups_limit(struct sg_groups *g, struct sg_slot_groups *s, uint32_t
         sg_cleanup(sg_close_p) int dir = open_v1(g, c, n);
         r = dir < 0 ? -errno : limit_v1(dir, (enum sg_controller)c, limits[c]);
     }
-    return r == 0 ? 0 : sg_error_sys(err, SG_UNAVAILABLE, -r, "slot %u: cannot set its limits", n);
+    if (r < 0) {
+        return sg_error_sys(err, SG_UNAVAILABLE, -r, "slot %u: cannot set its limits", n);
+    }
+    memcpy(s->limits, limits, sizeof s->limits);
+    s->limited = true;
+    return 0;
 }
 
-int sg_slot_groups_limit_fds(struct sg_groups *g, uint32_t n, int fds[SG_SLOT_LIMIT_FDS],
-                             struct sg_error *err)
+int sg_slot_groups_limit_fds(struct sg_groups *g, const struct sg_slot_groups *s, uint32_t n,
+                             int fds[SG_SLOT_LIMIT_FDS], struct sg_error *err)
 {
     for (int c = 0; c < SG_CTL_COUNT; c++) {
-        if (g->v1[c] < 0) {
+        if (g->v1[c] < 0 || s->limits[c] == 0) {
             continue;
         }
         sg_cleanup(sg_close_p) int dir = open_v1(g, c, n);

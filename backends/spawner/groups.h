@@ -31,7 +31,8 @@ struct sg_groups {
 /* A slot's branch; zero-filled descriptors are invalid, start with sg_slot_groups_init(). */
 struct sg_slot_groups {
     int slot, agent, cmds; /* v2 directories or -1 */
-    bool made;
+    bool made, limited;
+    int64_t limits[SG_CTL_COUNT]; /* those in force, when limited */
 };
 
 /* Finds what can be used, kills and removes what a predecessor left, makes the top. For the server, before it
@@ -57,10 +58,10 @@ int sg_slot_groups_enable(struct sg_groups *g, struct sg_slot_groups *s, struct 
 /* Sets the limits for commands; 0: none. */
 int sg_slot_groups_limit(struct sg_groups *g, struct sg_slot_groups *s, uint32_t n,
                          const int64_t limits[SG_CTL_COUNT], struct sg_error *err);
-/* For the server: `tasks` files of the v1 groups, and the file that counts kills for want of memory; -1:
- * none. */
-int sg_slot_groups_limit_fds(struct sg_groups *g, uint32_t n, int fds[SG_SLOT_LIMIT_FDS],
-                             struct sg_error *err);
+/* For the server: `tasks` files of the v1 groups that limit something, and the file that counts kills for
+ * want of memory; -1: none. */
+int sg_slot_groups_limit_fds(struct sg_groups *g, const struct sg_slot_groups *s, uint32_t n,
+                             int fds[SG_SLOT_LIMIT_FDS], struct sg_error *err);
 int sg_slot_groups_oom_fd(struct sg_groups *g, struct sg_slot_groups *s, uint32_t n);
 void sg_slot_groups_finish(struct sg_slot_groups *s);
 

@@ -125,7 +125,7 @@ static void fill_answer(struct sg_daemon *d, struct sg_slot *s, struct sg_wire_a
 static void send_built(struct sg_daemon *d, struct sg_slot *s)
 {
     int limits[SG_SLOT_LIMIT_FDS] = {-1, -1, -1};
-    if (sg_slot_groups_limit_fds(&d->args->groups, s->n, limits, &s->error) < 0) {
+    if (sg_slot_groups_limit_fds(&d->args->groups, &s->groups, s->n, limits, &s->error) < 0) {
         for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
             sg_close(limits[i]);
         }
