@@ -116,8 +116,9 @@ static int trailer_byte(struct sg_h1_body *b, unsigned char c, struct sg_error *
 static int line_end_byte(struct sg_h1_body *b, unsigned char c, struct sg_error *err)
 {
     if (c != (b->state == SG_H1_PAYLOAD_CR ? '\r' : '\n'))
-        return bad(err, b->state == SG_H1_PAYLOAD_CR || b->state == SG_H1_PAYLOAD_LF ? "chunk longer than its size"
-                                                                                   : "bad line end");
+        return bad(err, b->state == SG_H1_PAYLOAD_CR || b->state == SG_H1_PAYLOAD_LF
+                            ? "chunk longer than its size"
+                            : "bad line end");
     if (b->state == SG_H1_PAYLOAD_CR) {
         b->state = SG_H1_PAYLOAD_LF;
     } else if (b->state == SG_H1_PAYLOAD_LF) {
@@ -160,7 +161,8 @@ ssize_t sg_h1_body_frame(struct sg_h1_body *b, const char *data, size_t len, str
     return (ssize_t)i;
 }
 
-ssize_t sg_h1_body_decode(struct sg_h1_body *b, char *data, size_t len, size_t *ret_payload, struct sg_error *err)
+ssize_t sg_h1_body_decode(struct sg_h1_body *b, char *data, size_t len, size_t *ret_payload,
+                          struct sg_error *err)
 {
     size_t in = 0;
     size_t out = 0;

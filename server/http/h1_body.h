@@ -1,8 +1,8 @@
 /* Where the bytes of a response body are between the framing of HTTP/1.x.
  *
- * The reader hands in what it has, gets told how much of it is framing, moves at most `payload` bytes wherever
- * it likes (straight from the socket, if it wants to) and says so. Trailers are checked and dropped. No I/O, no
- * allocation.
+ * The reader hands in what it has, gets told how much of it is framing, moves at most `payload` bytes
+ * wherever it likes (straight from the socket, if it wants to) and says so. Trailers are checked and dropped.
+ * No I/O, no allocation.
  */
 #ifndef SG_H1_BODY_H
 #define SG_H1_BODY_H
@@ -38,15 +38,16 @@ enum sg_h1_body_state {
 struct sg_h1_body {
     enum sg_h1_framing framing;
     enum sg_h1_body_state state;
-    uint64_t payload; /* bytes of payload that come next, without framing in between; UINT64_MAX: until close */
-    size_t line;      /* bytes of the current size line, or of all trailers */
+    uint64_t
+        payload; /* bytes of payload that come next, without framing in between; UINT64_MAX: until close */
+    size_t line; /* bytes of the current size line, or of all trailers */
     unsigned digits;
 };
 
 void sg_h1_body_init(struct sg_h1_body *b, enum sg_h1_framing framing, uint64_t length);
 
-/* Reads framing at the start of data until payload begins, the body is done or data ends. Returns how many bytes it
- * took; afterwards the next min(b->payload, rest) bytes are payload. -1: SG_ENDPOINT_FAILED. */
+/* Reads framing at the start of data until payload begins, the body is done or data ends. Returns how many
+ * bytes it took; afterwards the next min(b->payload, rest) bytes are payload. -1: SG_ENDPOINT_FAILED. */
 ssize_t sg_h1_body_frame(struct sg_h1_body *b, const char *data, size_t len, struct sg_error *err);
 
 /* n <= b->payload bytes of payload were moved away. */
@@ -60,6 +61,7 @@ int sg_h1_body_eof(struct sg_h1_body *b, struct sg_error *err);
 
 /* Decodes what is in data in place: payload is moved together to its front. *ret_payload: bytes of it there.
  * Returns how many bytes of data were used up (all of them, unless the body ended before); -1 as above. */
-ssize_t sg_h1_body_decode(struct sg_h1_body *b, char *data, size_t len, size_t *ret_payload, struct sg_error *err);
+ssize_t sg_h1_body_decode(struct sg_h1_body *b, char *data, size_t len, size_t *ret_payload,
+                          struct sg_error *err);
 
 #endif

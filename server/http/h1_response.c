@@ -76,7 +76,8 @@ static bool is_digit(char c)
 
 static int parse_status_line(struct sg_h1_head *head, const char *line, size_t len, struct sg_error *err)
 {
-    if (len < 12 || memcmp(line, "HTTP/1.", 7) != 0 || !is_digit(line[7]) || line[8] != ' ' || !clean(line, len))
+    if (len < 12 || memcmp(line, "HTTP/1.", 7) != 0 || !is_digit(line[7]) || line[8] != ' ' ||
+        !clean(line, len))
         return bad(err, "bad status line");
     if (!is_digit(line[9]) || !is_digit(line[10]) || !is_digit(line[11]) || (len > 12 && line[12] != ' '))
         return bad(err, "bad status line");

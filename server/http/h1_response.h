@@ -1,27 +1,27 @@
 /* The head of an HTTP/1.x response from a server nobody trusts (RFC 9112), parsed strictly.
  *
  * What two parsers could read differently is refused, not repaired: folded lines, blanks before a colon,
- * control characters, Content-Length beside Transfer-Encoding, any transfer coding but one `chunked`. A bare LF
- * ends a head line as well as CR LF does, because the head is always written anew for the client.
- * No I/O, no allocation; every limit is in this file.
+ * control characters, Content-Length beside Transfer-Encoding, any transfer coding but one `chunked`. A bare
+ * LF ends a head line as well as CR LF does, because the head is always written anew for the client. No I/O,
+ * no allocation; every limit is in this file.
  */
 #ifndef SG_H1_RESPONSE_H
 #define SG_H1_RESPONSE_H
 
 #include "http/h1_body.h"
 
-#define SG_H1_HEAD_MAX 65536U  /* all interim heads and the final one together */
+#define SG_H1_HEAD_MAX 65536U /* all interim heads and the final one together */
 #define SG_H1_FIELDS_MAX 200U
 #define SG_H1_INTERIM_MAX 8U
 
 struct sg_h1_field {
-    const char *name; /* a token, as it was written */
+    const char *name;  /* a token, as it was written */
     const char *value; /* no control characters but HTAB; blanks around it are cut */
 };
 
 struct sg_h1_head {
-    int status; /* 200 to 599 */
-    int minor;  /* HTTP/1.minor, 0 or 1 (what is above 1 counts as 1) */
+    int status;                                  /* 200 to 599 */
+    int minor;                                   /* HTTP/1.minor, 0 or 1 (what is above 1 counts as 1) */
     struct sg_h1_field fields[SG_H1_FIELDS_MAX]; /* in order, duplicates kept */
     size_t n_fields;
     enum sg_h1_framing framing; /* of what follows on the wire */
@@ -39,10 +39,10 @@ struct sg_h1_progress {
     unsigned interim;
 };
 
-/* Looks for a whole head in buf[0..len), which holds everything that came so far and grows between calls at the
- * same content. head_request: the request was HEAD. Interim (1xx) heads are skipped.
- * > 0: the head is complete and that many bytes long; fields point into buf, whose head part was modified.
- * 0: more bytes are needed. -1: SG_ENDPOINT_FAILED with `reason`. */
+/* Looks for a whole head in buf[0..len), which holds everything that came so far and grows between calls at
+ * the same content. head_request: the request was HEAD. Interim (1xx) heads are skipped. > 0: the head is
+ * complete and that many bytes long; fields point into buf, whose head part was modified. 0: more bytes are
+ * needed. -1: SG_ENDPOINT_FAILED with `reason`. */
 ssize_t sg_h1_head_parse(struct sg_h1_head *head, struct sg_h1_progress *progress, char *buf, size_t len,
                          bool head_request, struct sg_error *err);
 

@@ -133,7 +133,8 @@ static int write_head(const struct sg_request *r, const struct sg_proxy_args *ar
         .content_length = sg_req_content_length(r),
         .request_id = sg_req_id(r),
         .peer = sg_req_peer(r),
-        .proto = args->public_url != NULL && strncasecmp(args->public_url, "https:", 6) == 0 ? "https" : "http",
+        .proto =
+            args->public_url != NULL && strncasecmp(args->public_url, "https:", 6) == 0 ? "https" : "http",
         .prefix = prefix,
     };
     q.headers = sg_req_headers(r, &q.n_headers);

@@ -1,12 +1,12 @@
 /* The reverse proxy: one request relayed to a service inside a sandbox, streamed both ways.
  *
  * Path and query behind /leases/{id}/proxy/{port} pass byte for byte ("" becomes "/"). The service sees Host
- * 127.0.0.1:PORT, and in X-Forwarded-For, -Proto, -Host and -Prefix how it was reached; what the client says in such headers is
- * dropped, as are hop-by-hop headers and every valid token of ours. An application's own Authorization arrives.
- * Redirects are passed on; a Location that points at the service itself gets the public prefix. A sandbox shares
- * the API's origin here, so cookies and other origin-wide headers are cut and documents are sandboxed.
- * Trailers are dropped, protocol switches are not made: WebSocket requests get 501. Answers made here rather than by the
- * service carry Sandgate-Error: CODE.
+ * 127.0.0.1:PORT, and in X-Forwarded-For, -Proto, -Host and -Prefix how it was reached; what the client says
+ * in such headers is dropped, as are hop-by-hop headers and every valid token of ours. An application's own
+ * Authorization arrives. Redirects are passed on; a Location that points at the service itself gets the
+ * public prefix. A sandbox shares the API's origin here, so cookies and other origin-wide headers are cut and
+ * documents are sandboxed. Trailers are dropped, protocol switches are not made: WebSocket requests get 501.
+ * Answers made here rather than by the service carry Sandgate-Error: CODE.
  */
 #ifndef SG_PROXY_H
 #define SG_PROXY_H
@@ -18,15 +18,18 @@ struct sg_auth;
 
 struct sg_proxy_args {
     struct sg_upstreams *upstreams;
-    struct sg_auth *auth;   /* knows the service's own tokens, which never reach a sandbox; NULL: there are none */
-    const char *public_url; /* how clients reach the server, without a trailing slash; NULL: plain HTTP, no path */
+    struct sg_auth
+        *auth; /* knows the service's own tokens, which never reach a sandbox; NULL: there are none */
+    const char
+        *public_url; /* how clients reach the server, without a trailing slash; NULL: plain HTTP, no path */
     struct sg_upstream_target target; /* as sg_upstream_start() takes it */
     /* Once, when the relay is over: answered says whether the service answered. Any thread. */
     void (*over)(void *arg, bool answered);
     void *over_arg;
 };
 
-/* Takes over the request: answers it, now or later. In a handler of the route whose tail is "rest", or later with a reference. */
+/* Takes over the request: answers it, now or later. In a handler of the route whose tail is "rest", or later
+ * with a reference. */
 void sg_proxy(struct sg_request *r, const struct sg_proxy_args *args);
 
 /* An error answer of our own on the proxy's routes: problem+json with Sandgate-Error. */

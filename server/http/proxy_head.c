@@ -14,9 +14,18 @@ static bool listed(const char *name, const char *const *names)
 /* Meant for the next hop only (RFC 9110, 7.6.1, and what is older). */
 static bool hop_by_hop(const char *name)
 {
-    static const char *const names[] = {"Connection", "Keep-Alive",        "Proxy-Connection", "Proxy-Authorization",
-                                        "TE",         "Trailer",           "Transfer-Encoding", "Upgrade",
-                                        "HTTP2-Settings", "Proxy-Authenticate", "Content-Length", NULL};
+    static const char *const names[] = {"Connection",
+                                        "Keep-Alive",
+                                        "Proxy-Connection",
+                                        "Proxy-Authorization",
+                                        "TE",
+                                        "Trailer",
+                                        "Transfer-Encoding",
+                                        "Upgrade",
+                                        "HTTP2-Settings",
+                                        "Proxy-Authenticate",
+                                        "Content-Length",
+                                        NULL};
     return listed(name, names);
 }
 
@@ -84,8 +93,8 @@ static const char *header(const struct sg_proxy_request *q, const char *name)
 
 static int add_field(struct sg_buf *out, const char *name, const char *value)
 {
-    return sg_buf_add(out, name, strlen(name)) | sg_buf_add(out, ": ", 2) | sg_buf_add(out, value, strlen(value)) |
-           sg_buf_add(out, "\r\n", 2);
+    return sg_buf_add(out, name, strlen(name)) | sg_buf_add(out, ": ", 2) |
+           sg_buf_add(out, value, strlen(value)) | sg_buf_add(out, "\r\n", 2);
 }
 
 static int add_framing(const struct sg_proxy_request *q, struct sg_buf *out)
@@ -143,7 +152,8 @@ bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i)
     if (hop_by_hop(name) || ours(name) || listed(name, origin_wide))
         return false;
     for (size_t k = 0; k < head->n_fields; k++)
-        if (strcasecmp(head->fields[k].name, "Connection") == 0 && sg_h1_list_has(head->fields[k].value, name))
+        if (strcasecmp(head->fields[k].name, "Connection") == 0 &&
+            sg_h1_list_has(head->fields[k].value, name))
             return false;
     return true;
 }
@@ -178,7 +188,8 @@ char *sg_proxy_location(const char *value, const char *prefix, uint16_t port)
     if (path == NULL) {
         bool absolute_path = value[0] == '/' && value[1] != '/';
         /* A service that heeds X-Forwarded-Prefix has put it there itself. */
-        bool already = strncmp(value, prefix, n) == 0 && (value[n] == '\0' || strchr("/?#", value[n]) != NULL);
+        bool already =
+            strncmp(value, prefix, n) == 0 && (value[n] == '\0' || strchr("/?#", value[n]) != NULL);
         if (!absolute_path || already)
             return NULL;
         path = value;

@@ -10,25 +10,25 @@
 
 struct sg_proxy_request {
     const char *method;
-    const char *target; /* what the service gets: path and query, byte for byte */
+    const char *target;              /* what the service gets: path and query, byte for byte */
     const struct sg_header *headers; /* the client's */
     size_t n_headers;
     uint16_t port;
     int64_t content_length; /* -1: chunked, 0: no body */
     const char *request_id;
-    const char *peer;       /* the client's address, "" unknown */
-    const char *proto;      /* "http" or "https", as the client sees us */
-    const char *prefix;     /* the public path before `target` */
+    const char *peer;        /* the client's address, "" unknown */
+    const char *proto;       /* "http" or "https", as the client sees us */
+    const char *prefix;      /* the public path before `target` */
     bool drop_authorization; /* it is a credential of ours */
     bool drop_api_key;       /* likewise */
 };
 
-/* Splits a raw target "/leases/ID/proxy/PORT..." (also under /v1): *ret_prefix_len bytes are the prefix, the rest is
- * the service's, which may be "" or begin with '?'. */
+/* Splits a raw target "/leases/ID/proxy/PORT..." (also under /v1): *ret_prefix_len bytes are the prefix, the
+ * rest is the service's, which may be "" or begin with '?'. */
 int sg_proxy_split(const char *target, size_t *ret_prefix_len, struct sg_error *err);
 
-/* Writes the head for the service: its own Host, Content-Length or chunked, our forwarding headers, and everything of the
- * client's that is neither hop-by-hop nor ours. */
+/* Writes the head for the service: its own Host, Content-Length or chunked, our forwarding headers, and
+ * everything of the client's that is neither hop-by-hop nor ours. */
 int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, struct sg_error *err);
 
 /* Does the client ask for a switch to protocol? */
@@ -37,8 +37,8 @@ bool sg_proxy_wants_upgrade(const struct sg_header *headers, size_t n, const cha
 /* May field i of the service's answer pass to the client (path form)? */
 bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i);
 
-/* The public form of a Location that points at the service itself, for a service on `port` whose public path is prefix;
- * caller frees. NULL: it points elsewhere or is relative, and stays as it is. */
+/* The public form of a Location that points at the service itself, for a service on `port` whose public path
+ * is prefix; caller frees. NULL: it points elsewhere or is relative, and stays as it is. */
 char *sg_proxy_location(const char *value, const char *prefix, uint16_t port);
 
 #endif

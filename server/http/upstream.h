@@ -1,13 +1,13 @@
 /* Requests to HTTP/1.1 servers inside sandboxes, over connections that are kept and reused.
  *
- * One exchange is one request and its answer. The caller gives the request's head as bytes and its body as a pipe,
- * and gets the response head in a callback and the body in another pipe; both pipes push back. Reading and writing
- * happens on the reactor; a request that finds an idle connection is written by the calling thread itself. An
- * exchange ends by itself, when its cancel token fires, when its lease ends or when a deadline passes, and always
- * lets go of everything it was given.
+ * One exchange is one request and its answer. The caller gives the request's head as bytes and its body as a
+ * pipe, and gets the response head in a callback and the body in another pipe; both pipes push back. Reading
+ * and writing happens on the reactor; a request that finds an idle connection is written by the calling
+ * thread itself. An exchange ends by itself, when its cancel token fires, when its lease ends or when a
+ * deadline passes, and always lets go of everything it was given.
  *
- * A request is sent a second time only if it is replayable and the kept connection it went out on was closed without
- * a byte of an answer, or if nothing of it was sent at all.
+ * A request is sent a second time only if it is replayable and the kept connection it went out on was closed
+ * without a byte of an answer, or if nothing of it was sent at all.
  */
 #ifndef SG_UPSTREAM_H
 #define SG_UPSTREAM_H
@@ -33,19 +33,21 @@ struct sg_upstream_config {
 /* Sensible values for all of it. */
 struct sg_upstream_config sg_upstream_defaults(void);
 
-/* One hub per process, on the caller's reactor, which must outlive it. config is copied. SIGPIPE must be ignored. */
+/* One hub per process, on the caller's reactor, which must outlive it. config is copied. SIGPIPE must be
+ * ignored. */
 struct sg_upstreams *sg_upstreams_new(struct sg_reactor *r, const struct sg_upstream_config *config);
-/* Cuts every exchange (SG_SHUTTING_DOWN) and closes every connection, waits for that, frees. Not on the reactor
- * thread. NULL-safe, returns NULL. */
+/* Cuts every exchange (SG_SHUTTING_DOWN) and closes every connection, waits for that, frees. Not on the
+ * reactor thread. NULL-safe, returns NULL. */
 struct sg_upstreams *sg_upstreams_free(struct sg_upstreams *u);
 
-/* Where a request goes. Borrowed for the call; ref and unref keep arg alive as long as a dial may be needed. */
+/* Where a request goes. Borrowed for the call; ref and unref keep arg alive while a dial may be needed. */
 struct sg_upstream_target {
     const char *lease_id;
     uint16_t port;
     struct sg_cancel *lease_end; /* firing it closes everything of this lease; may be NULL */
     /* As sg_sandbox_dial(): connects to port, answers once through done on any thread, or returns -1. */
-    int (*dial)(void *arg, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done, struct sg_error *err);
+    int (*dial)(void *arg, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
+                struct sg_error *err);
     void (*ref)(void *arg);   /* may be NULL */
     void (*unref)(void *arg); /* may be NULL */
     void *arg;
@@ -53,21 +55,22 @@ struct sg_upstream_target {
 
 struct sg_upstream_answer {
     const struct sg_h1_head *head; /* borrowed for the callback */
-    /* Either the whole body, borrowed for the callback, with pipe NULL (also for answers without a body) ... */
+    /* Either the whole body, borrowed for the callback, with pipe NULL (also for answers without a body) ...
+     */
     const void *whole;
     size_t whole_len;
-    /* ... or a pipe to read it from, one reference for the callee; -1: the length is unknown. It fails (sg_pipe_error())
-     * when the answer is cut off; stopping it ends the exchange. */
+    /* ... or a pipe to read it from, one reference for the callee; -1: the length is unknown. It fails
+     * (sg_pipe_error()) when the answer is cut off; stopping it ends the exchange. */
     struct sg_pipe *pipe;
     int64_t length;
 };
 
-/* answered or failed is called, exactly once, then ended, exactly once, on any thread, without locks held; it may be
- * before sg_upstream_start() returns. */
+/* answered or failed is called, exactly once, then ended, exactly once, on any thread, without locks held; it
+ * may be before sg_upstream_start() returns. */
 struct sg_upstream_sink {
     void (*answered)(void *arg, const struct sg_upstream_answer *a);
-    /* SG_ENDPOINT_NOT_LISTENING, SG_ENDPOINT_FAILED, SG_ENDPOINT_TIMEOUT, SG_LEASE_GONE, SG_CANCELLED, SG_SHUTTING_DOWN
-     * or what dial said. */
+    /* SG_ENDPOINT_NOT_LISTENING, SG_ENDPOINT_FAILED, SG_ENDPOINT_TIMEOUT, SG_LEASE_GONE, SG_CANCELLED,
+     * SG_SHUTTING_DOWN or what dial said. */
     void (*failed)(void *arg, const struct sg_error *err);
     /* Nothing moves any more: the answer is whole in its pipe, or cut off. Last callback. */
     void (*ended)(void *arg);

@@ -8,8 +8,9 @@
 #define OUT_BYTES 65536U
 #define OUT_FRAME 8U /* room before a piece for its size line */
 /* After so many bytes one exchange lets the others have their turn. */
-#define TURN_BYTES (1024U * 1024U)
-/* A piece of a chunked body this long is read straight into the pipe; shorter ones together with their framing. */
+#define TURN_BYTES ((size_t)1024 * 1024)
+/* A piece of a chunked body this long is read straight into the pipe; shorter ones together with their
+ * framing. */
 #define DIRECT_MIN 16384U
 
 static void progressed(struct sg_up_exchange *x)
@@ -100,7 +101,7 @@ static void send_plain_body(struct sg_up_exchange *x)
     x->send_blocked = true; /* not full, but EPOLLOUT brings us back */
 }
 
-/* Takes the next piece of the body and frames it as a chunk. False: nothing there now, or the exchange ended. */
+/* Takes the next piece of the body and frames it as a chunk. False: nothing now, or the exchange ended. */
 static bool next_piece(struct sg_up_exchange *x)
 {
     if (x->out == NULL)
@@ -185,7 +186,8 @@ static void end_stream(struct sg_up_exchange *x, bool reuse)
 }
 
 /* The body has begun but is not all here: the rest comes through a pipe. */
-static void answer_pipe(struct sg_up_exchange *x, struct sg_upstream_answer *a, const char *begun, size_t begun_len)
+static void answer_pipe(struct sg_up_exchange *x, struct sg_upstream_answer *a, const char *begun,
+                        size_t begun_len)
 {
     size_t cap = sg_up_config(x->hub)->pipe_bytes;
     x->pipe = sg_pipe_new(cap < SG_H1_HEAD_MAX ? SG_H1_HEAD_MAX : cap);
@@ -249,7 +251,8 @@ static bool receive(struct sg_up_exchange *x)
     if (!x->answered && x->in_len == 0) {
         sg_up_no_answer(x, n < 0 ? errno : 0);
     } else if (!x->answered) {
-        sg_error_set(&err, SG_ENDPOINT_FAILED, "the service closed the connection in the middle of its answer");
+        sg_error_set(&err, SG_ENDPOINT_FAILED,
+                     "the service closed the connection in the middle of its answer");
         sg_error_reason(&err, "closed_early");
         fail_answer(x, &err);
     } else if (n < 0) {
@@ -314,7 +317,8 @@ static bool pass_buffered(struct sg_up_exchange *x)
     return true;
 }
 
-/* Payload goes from the socket into the pipe without a stop. Returns how much; 0: not now, or the exchange ended. */
+/* Payload goes from the socket into the pipe without a stop. Returns how much; 0: not now, or the exchange
+ * ended. */
 static size_t pass_direct(struct sg_up_exchange *x)
 {
     size_t max = x->decoder.payload < TURN_BYTES ? (size_t)x->decoder.payload : TURN_BYTES;

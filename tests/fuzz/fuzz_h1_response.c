@@ -1,4 +1,5 @@
-/* Whatever a service sends: the parsers stay inside their buffers, and how the bytes are cut makes no difference. */
+/* Whatever a service sends: the parsers stay inside their buffers, and how the bytes are cut makes no
+ * difference. */
 #include <string.h>
 
 #include "fuzz.h"
@@ -96,7 +97,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         fuzz_require(whole.payload_len == cut.payload_len, "nor its length");
         fuzz_require(memcmp(whole.payload, cut.payload, whole.payload_len) == 0, "nor its bytes");
         fuzz_require(whole.head.status == cut.head.status && whole.head.framing == cut.head.framing &&
-                         whole.head.keep_alive == cut.head.keep_alive && whole.head.n_fields == cut.head.n_fields,
+                         whole.head.keep_alive == cut.head.keep_alive &&
+                         whole.head.n_fields == cut.head.n_fields,
                      "nor what the head says");
     }
     return 0;

@@ -1,9 +1,10 @@
-/* The HTTP server with the reverse proxy and nothing behind it but the loopback: every lease id is let in, and its
- * ports are those of this machine. For tests and benchmarks of the proxy alone.
+/* The HTTP server with the reverse proxy and nothing behind it but the loopback: every lease id is let in,
+ * and its ports are those of this machine. For tests and benchmarks of the proxy alone.
  *
  *     proxy_rig [--token TOKEN] [--public-url URL] [--first-byte-ms N]
  *
- * Prints its port, then obeys lines on standard input until it ends: "end" ends the lease, which is then answered "ended".
+ * Prints its port, then obeys lines on standard input until it ends: "end" ends the lease, which is then
+ * answered "ended".
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -33,13 +34,15 @@ struct rig {
     _Atomic unsigned running;
 };
 
-static int check_token(void *app, const char *token, size_t len, const struct sg_principal **ret, struct sg_error *err)
+static int check_token(void *app, const char *token, size_t len, const struct sg_principal **ret,
+                       struct sg_error *err)
 {
     return sg_auth_check(((struct rig *)app)->auth, token, len, ret, err);
 }
 
 /* Blocks for the moment a loopback connect takes. */
-static int dial(void *arg, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done, struct sg_error *err)
+static int dial(void *arg, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
+                struct sg_error *err)
 {
     (void)arg;
     (void)deadline_ms;
@@ -96,14 +99,23 @@ static void handle_counts(struct sg_request *r, void *app)
     size_t exchanges;
     size_t conns;
     sg_upstreams_counts(rig->upstreams, &exchanges, &conns);
-    sg_respond_json(r, 200, json_pack("{s:I,s:I,s:I}", "exchanges", (json_int_t)exchanges, "connections",
-                                      (json_int_t)conns, "running", (json_int_t)rig->running));
+    sg_respond_json(r, 200,
+                    json_pack("{s:I,s:I,s:I}", "exchanges", (json_int_t)exchanges, "connections",
+                              (json_int_t)conns, "running", (json_int_t)rig->running));
 }
 
 static const struct sg_route routes[] = {
-    {.method = "*", .path = "/leases/{id}/proxy/{port}/{rest...}", .operation_id = "proxy", .body = SG_BODY_STREAM,
-     .auth = SG_AUTH_NONE, .handle = handle},
-    {.method = "GET", .path = "/counts", .operation_id = "counts", .auth = SG_AUTH_NONE, .handle = handle_counts},
+    {.method = "*",
+     .path = "/leases/{id}/proxy/{port}/{rest...}",
+     .operation_id = "proxy",
+     .body = SG_BODY_STREAM,
+     .auth = SG_AUTH_NONE,
+     .handle = handle},
+    {.method = "GET",
+     .path = "/counts",
+     .operation_id = "counts",
+     .auth = SG_AUTH_NONE,
+     .handle = handle_counts},
 };
 
 static int fail(const struct sg_error *err)
@@ -120,7 +132,8 @@ static int make_auth(struct rig *rig, const char *token, struct sg_error *err)
     return sg_auth_new(&c, token != NULL ? 1 : 0, &rig->auth, err);
 }
 
-static int serve(struct rig *rig, const char *token, const struct sg_upstream_config *config, struct sg_error *err)
+static int serve(struct rig *rig, const char *token, const struct sg_upstream_config *config,
+                 struct sg_error *err)
 {
     struct sg_http_config c = {.routes = routes,
                                .n_routes = SG_COUNT_OF(routes),

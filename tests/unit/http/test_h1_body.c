@@ -6,7 +6,8 @@
 static struct sg_error err;
 
 /* Feeds text in pieces of `step` bytes. Returns how many bytes were used, or -1; payload is put into out. */
-static ssize_t feed(struct sg_h1_body *b, const char *text, size_t len, size_t step, char *out, size_t *ret_out)
+static ssize_t feed(struct sg_h1_body *b, const char *text, size_t len, size_t step, char *out,
+                    size_t *ret_out)
 {
     size_t used = 0;
     char piece[4096];
@@ -53,10 +54,29 @@ Test(h1_body, chunked)
 Test(h1_body, chunked_refused)
 {
     static const char *const bad[] = {
-        "\r\n", "x\r\n", "-5\r\n", "+5\r\n", "0x5\r\n", " 5\r\nhello", "5\nhello\r\n", "5\r\nhelloX", "5\r\nhello\n",
-        "5\r\nhello\rX", "5 5\r\nhello\r\n", "5\rX", "5;a\x01\r\n", "FFFFFFFFFFFFFFFF\r\n", "8000000000000000\r\n",
-        "10000000000000000000\r\n", "0\r\nno colon\r\n\r\n", "0\r\n folded: x\r\n\r\n", "0\r\nA: \x01\r\n\r\n",
-        "0\r\nA: b\n\r\n", "0\r\n: b\r\n\r\n", "0\r\nA\r\n\r\n", "0\r\n\rX",
+        "\r\n",
+        "x\r\n",
+        "-5\r\n",
+        "+5\r\n",
+        "0x5\r\n",
+        " 5\r\nhello",
+        "5\nhello\r\n",
+        "5\r\nhelloX",
+        "5\r\nhello\n",
+        "5\r\nhello\rX",
+        "5 5\r\nhello\r\n",
+        "5\rX",
+        "5;a\x01\r\n",
+        "FFFFFFFFFFFFFFFF\r\n",
+        "8000000000000000\r\n",
+        "10000000000000000000\r\n",
+        "0\r\nno colon\r\n\r\n",
+        "0\r\n folded: x\r\n\r\n",
+        "0\r\nA: \x01\r\n\r\n",
+        "0\r\nA: b\n\r\n",
+        "0\r\n: b\r\n\r\n",
+        "0\r\nA\r\n\r\n",
+        "0\r\n\rX",
     };
     for (size_t i = 0; i < SG_COUNT_OF(bad); i++) {
         for (size_t step = 1; step < 8; step++) {

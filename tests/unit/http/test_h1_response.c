@@ -156,7 +156,8 @@ Test(h1_response, keep_alive)
     cr_assert_not(head.keep_alive);
     cr_assert_gt(parse("HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n"), 0);
     cr_assert_not(head.keep_alive);
-    cr_assert_gt(parse("HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5, max=9\r\n\r\n"),
+    cr_assert_gt(parse("HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: keep-alive\r\nKeep-Alive: "
+                       "timeout=5, max=9\r\n\r\n"),
                  0);
     cr_assert(head.keep_alive);
     cr_assert_eq(head.keep_alive_s, 5);

@@ -25,7 +25,8 @@ Test(proxy_head, targets_are_split_where_the_port_ends)
     cr_assert_eq(sg_proxy_split("*", &n, NULL), -1);
 }
 
-static char *head_of(const struct sg_header *headers, size_t n, int64_t length, const char *method, const char *target)
+static char *head_of(const struct sg_header *headers, size_t n, int64_t length, const char *method,
+                     const char *target)
 {
     struct sg_proxy_request q = {.method = method,
                                  .target = target,
@@ -44,23 +45,30 @@ static char *head_of(const struct sg_header *headers, size_t n, int64_t length, 
     return sg_buf_steal(&b, NULL);
 }
 
-#define OURS                                                                                                           \
-    "X-Request-Id: req_1\r\nX-Forwarded-Proto: https\r\nX-Forwarded-For: 10.0.0.9\r\n"                                 \
+#define OURS                                                                                                 \
+    "X-Request-Id: req_1\r\nX-Forwarded-Proto: https\r\nX-Forwarded-For: 10.0.0.9\r\n"                       \
     "X-Forwarded-Host: h\r\nX-Forwarded-Prefix: /leases/l/proxy/8000\r\n"
 
 Test(proxy_head, request)
 {
     static const struct sg_header headers[] = {
-        {"Host", "h"},           {"A", "1"},
-        {"a", "2"},              {"Authorization", "Basic x"},
-        {"X-API-Key", "ours"},   {"Connection", "x-hop, close"},
-        {"X-Hop", "1"},          {"Forwarded", "for=1.1.1.1"},
-        {"X-FORWARDED-For", ""}, {"Expect", "100-continue"},
-        {"Content-Length", "5"}, {"sandgate-endpoint-token", "t"},
+        {"Host", "h"},
+        {"A", "1"},
+        {"a", "2"},
+        {"Authorization", "Basic x"},
+        {"X-API-Key", "ours"},
+        {"Connection", "x-hop, close"},
+        {"X-Hop", "1"},
+        {"Forwarded", "for=1.1.1.1"},
+        {"X-FORWARDED-For", ""},
+        {"Expect", "100-continue"},
+        {"Content-Length", "5"},
+        {"sandgate-endpoint-token", "t"},
     };
     char *head = head_of(headers, SG_COUNT_OF(headers), 5, "POST", "/x?y");
-    cr_assert_str_eq(head, "POST /x?y HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nA: 1\r\na: 2\r\nAuthorization: Basic x\r\n" OURS
-                           "Content-Length: 5\r\n\r\n");
+    cr_assert_str_eq(
+        head, "POST /x?y HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nA: 1\r\na: 2\r\nAuthorization: Basic x\r\n" OURS
+              "Content-Length: 5\r\n\r\n");
     free(head);
 }
 
@@ -94,8 +102,15 @@ Test(proxy_head, too_large)
     memset(value, 'x', size);
     value[size] = '\0';
     struct sg_header headers[] = {{"Host", "h"}, {"A", value}};
-    struct sg_proxy_request q = {.method = "GET", .target = "/", .headers = headers, .n_headers = 2, .port = 1,
-                                 .request_id = "r", .peer = "", .proto = "http", .prefix = "/p"};
+    struct sg_proxy_request q = {.method = "GET",
+                                 .target = "/",
+                                 .headers = headers,
+                                 .n_headers = 2,
+                                 .port = 1,
+                                 .request_id = "r",
+                                 .peer = "",
+                                 .proto = "http",
+                                 .prefix = "/p"};
     struct sg_buf b;
     struct sg_error err = {0};
     sg_buf_init(&b, SG_PROXY_HEAD_MAX);
@@ -107,7 +122,8 @@ Test(proxy_head, too_large)
 
 Test(proxy_head, upgrade_needs_both_headers)
 {
-    static const struct sg_header both[] = {{"Upgrade", "h2c, WebSocket"}, {"Connection", "keep-alive, upgrade"}};
+    static const struct sg_header both[] = {{"Upgrade", "h2c, WebSocket"},
+                                            {"Connection", "keep-alive, upgrade"}};
     cr_assert(sg_proxy_wants_upgrade(both, 2, "websocket"));
     cr_assert_not(sg_proxy_wants_upgrade(both, 1, "websocket"));
     cr_assert_not(sg_proxy_wants_upgrade(both + 1, 1, "websocket"));
@@ -116,12 +132,21 @@ Test(proxy_head, upgrade_needs_both_headers)
 
 Test(proxy_head, response_fields)
 {
-    static struct sg_h1_head h = {
-        .fields = {{"Content-Type", "x"}, {"X-A", "1"}, {"set-cookie", "a"}, {"Connection", "X-Hop"}, {"x-hop", "1"},
-                   {"Content-Length", "5"}, {"Transfer-Encoding", "chunked"}, {"Service-Worker-Allowed", "/"},
-                   {"SANDGATE-error", "x"}, {"Upgrade", "h2"}, {"Location", "/x"}, {"Trailer", "x"}},
-        .n_fields = 12};
-    static const bool passes[] = {true, true, false, false, false, false, false, false, false, false, true, false};
+    static struct sg_h1_head h = {.fields = {{"Content-Type", "x"},
+                                             {"X-A", "1"},
+                                             {"set-cookie", "a"},
+                                             {"Connection", "X-Hop"},
+                                             {"x-hop", "1"},
+                                             {"Content-Length", "5"},
+                                             {"Transfer-Encoding", "chunked"},
+                                             {"Service-Worker-Allowed", "/"},
+                                             {"SANDGATE-error", "x"},
+                                             {"Upgrade", "h2"},
+                                             {"Location", "/x"},
+                                             {"Trailer", "x"}},
+                                  .n_fields = 12};
+    static const bool passes[] = {true,  true,  false, false, false, false,
+                                  false, false, false, false, true,  false};
     for (size_t i = 0; i < h.n_fields; i++)
         cr_assert_eq(sg_proxy_field_passes(&h, i), passes[i], "%s", h.fields[i].name);
 }

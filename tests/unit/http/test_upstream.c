@@ -11,7 +11,8 @@ static struct rig_server server;
 static struct rig_call call;
 static struct sg_error err;
 
-static void begin(const struct sg_upstream_config *config, void (*serve)(struct rig_server *s, int fd, int nth))
+static void begin(const struct sg_upstream_config *config,
+                  void (*serve)(struct rig_server *s, int fd, int nth))
 {
     rig_server_start(&server, serve);
     rig_start(&rig, config, server.port);
@@ -89,7 +90,8 @@ static void serve_extra(struct rig_server *s, int fd, int nth)
     (void)s;
     (void)nth;
     if (rig_read_head(fd, head, sizeof head) > 0)
-        rig_send(fd, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhelloHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil");
+        rig_send(fd, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhelloHTTP/1.1 200 OK\r\nContent-Length: "
+                     "4\r\n\r\nevil");
     rig_wait_closed(fd);
 }
 

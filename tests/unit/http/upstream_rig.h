@@ -66,7 +66,8 @@ int rig_call(struct rig *r, struct rig_call *c, const char *method, struct sg_pi
              struct sg_cancel *cancel, struct sg_error *err);
 /* Waits for the head or the failure. */
 void rig_wait(struct rig_call *c);
-/* Reads at most size bytes from pipe, waiting up to 10 s for each; the end or -EIO as sg_pipe_read, -ETIME. */
+/* Reads at most size bytes from pipe, waiting up to 10 s for each; the end or -EIO as sg_pipe_read, -ETIME.
+ */
 ssize_t rig_pipe_read(struct sg_pipe *p, void *data, size_t size);
 /* Writes all of it, waiting for space; -EPIPE once the reader stopped. */
 int rig_pipe_write(struct sg_pipe *p, const void *data, size_t len);
