@@ -335,7 +335,7 @@ static void tear_down(struct app *a)
     sg_reactor_free(a->reactor);
     sg_metrics_free(a->metrics);
     sg_auth_free(a->auth);
-    json_decref(a->api.openapi);
+    sg_json_unref(a->api.openapi);
     sg_names_finish(&a->held);
     sg_close(a->listen_fd);
     sg_close(a->lock_fd);

@@ -549,7 +549,7 @@ void fake_unref(struct fake *f)
     }
     free((void *)f->credentials);
     free(f->name);
-    json_decref(f->script);
+    sg_json_unref(f->script);
     (void)pthread_mutex_destroy(&f->lock);
     (void)pthread_cond_destroy(&f->cond);
     free(f);

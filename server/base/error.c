@@ -1,10 +1,10 @@
 #include "base/error.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "base/json.h"
 #include "base/str.h"
 
 /* 503: nothing happened, repeat it. 502 and 504: the outcome is unknown. */
@@ -215,7 +215,7 @@ int sg_error_retry_after(struct sg_error *err, int seconds)
 void sg_error_member(struct sg_error *err, const char *name, struct json_t *value)
 {
     if (err == NULL) {
-        json_decref(value);
+        sg_json_unref(value);
         return;
     }
     if (value == NULL) {
@@ -234,13 +234,13 @@ void sg_error_copy(struct sg_error *dst, const struct sg_error *src)
     }
     sg_error_clear(dst);
     *dst = *src;
-    json_incref(dst->members);
+    sg_json_ref(dst->members);
 }
 
 void sg_error_clear(struct sg_error *err)
 {
     if (err != NULL) {
-        json_decref(err->members);
+        sg_json_unref(err->members);
         memset(err, 0, sizeof *err);
     }
 }

@@ -9,9 +9,30 @@
 
 #define JSON_TEXT_MAX ((size_t)1 << 30)
 
+/* true, false and null have this count for ever. */
+static bool is_constant(json_t *v)
+{
+    return __atomic_load_n(&v->refcount, __ATOMIC_RELAXED) == (size_t)-1;
+}
+
+json_t *sg_json_ref(json_t *v)
+{
+    if (v != NULL && !is_constant(v)) {
+        __atomic_add_fetch(&v->refcount, 1, __ATOMIC_RELAXED);
+    }
+    return v;
+}
+
+void sg_json_unref(json_t *v)
+{
+    if (v != NULL && !is_constant(v) && __atomic_sub_fetch(&v->refcount, 1, __ATOMIC_ACQ_REL) == 0) {
+        json_delete(v);
+    }
+}
+
 void sg_json_p(json_t **p)
 {
-    json_decref(*p);
+    sg_json_unref(*p);
     *p = NULL;
 }
 

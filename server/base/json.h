@@ -13,7 +13,11 @@
 
 #define SG_JSON_DEPTH_MAX 32
 
-/* Frees *p (json_decref); for sg_cleanup. */
+/* A further reference, and one less; NULL is fine. Any thread, as long as nobody changes the value. jansson's own json_incref()
+ * and json_decref() read the count without an atomic while other threads write it. */
+json_t *sg_json_ref(json_t *v);
+void sg_json_unref(json_t *v);
+/* Unrefs *p; for sg_cleanup. */
 void sg_json_p(json_t **p);
 
 /* Parses an object, array or scalar. The error names line and column. */

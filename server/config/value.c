@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "base/buf.h"
+#include "base/json.h"
 #include "base/str.h"
 #include "config/priv.h"
 
@@ -394,7 +395,7 @@ static void finish_key(const struct conf_key *k, void *base)
     switch (k->type) {
     case CONF_STRING: free(get_pointer(place)); break;
     case CONF_SECRET: (void)sg_secret_free(get_pointer(place)); break;
-    case CONF_JSON: json_decref(get_pointer(place)); break;
+    case CONF_JSON: sg_json_unref(get_pointer(place)); break;
     case CONF_TEXTS:
     case CONF_PRICES: finish_pairs(get_pointer(place), get_count(k, base)); break;
     case CONF_STRINGS: {
@@ -489,7 +490,7 @@ json_t *conf_show(const struct conf_key *k, const void *base)
     case CONF_OBJECTS: return show_objects(k, get_pointer(place), get_count(k, base));
     case CONF_TEXTS:
     case CONF_PRICES: return show_pairs(k, get_pointer(place), get_count(k, base));
-    case CONF_JSON: return json_incref(get_pointer(place));
+    case CONF_JSON: return sg_json_ref(get_pointer(place));
     default: return json_integer(get_int(place, k->size));
     }
 }

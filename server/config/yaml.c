@@ -270,7 +270,7 @@ json_t *conf_to_json(const struct conf_node *n)
         json_t *item = conf_to_json(n->items[i]);
         int r = n->kind == CONF_MAP ? json_object_set_new(v, n->items[i]->key, item) : json_array_append_new(v, item);
         if (r < 0) {
-            json_decref(v);
+            sg_json_unref(v);
             return NULL;
         }
     }

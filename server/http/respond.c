@@ -154,7 +154,7 @@ static void fill_json(struct sg_answer *a, const char *type, json_t *v)
         a->data = sg_buf_steal(&b, &a->len);
     }
     sg_buf_finish(&b);
-    json_decref(v);
+    sg_json_unref(v);
 }
 
 void sg_respond_json(struct sg_request *r, int status, json_t *v)

@@ -52,7 +52,7 @@ static json_t *slot_pool_json(const struct sg_slot_pool_info *p, bool with_slots
     if (with_slots)
         json_object_set_new(v, "items", slots);
     else
-        json_decref(slots);
+        sg_json_unref(slots);
     return v;
 }
 
@@ -217,5 +217,5 @@ void sg_route_openapi_yaml(struct sg_request *r, void *app)
 
 void sg_route_openapi_json(struct sg_request *r, void *app)
 {
-    sg_respond_json(r, 200, json_incref(((struct sg_api *)app)->openapi));
+    sg_respond_json(r, 200, sg_json_ref(((struct sg_api *)app)->openapi));
 }

@@ -112,8 +112,8 @@ static void fill_in(struct sg_entry *e, const struct sg_grant *g, struct sg_leas
     (void)snprintf(l->sandbox_id, sizeof l->sandbox_id, "%s", g->sandbox_id);
     (void)snprintf(l->receipt_id, sizeof l->receipt_id, "%s", g->receipt_id != NULL ? g->receipt_id : "");
     l->caps = g->caps;
-    json_decref(l->metadata);
-    l->metadata = json_incref(g->metadata);
+    sg_json_unref(l->metadata);
+    l->metadata = sg_json_ref(g->metadata);
     e->outlives = g->outlives_server;
     e->sandbox = g->sandbox != NULL ? e->reg->cfg.sandbox_ref(g->sandbox) : NULL;
     e->expires_ms = sg_now_ms() + l->terms->timeout_ms;

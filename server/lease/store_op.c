@@ -64,7 +64,7 @@ static void set_json(struct sg_store_op *op, struct sg_row *r, int i, json_t *v)
     r->text[i] = v != NULL ? sg_json_dump(v, &len) : NULL;
     op->no_memory = op->no_memory || r->text[i] == NULL;
     op->too_large = op->too_large || len > SG_STORE_BODY_MAX;
-    json_decref(v);
+    sg_json_unref(v);
 }
 
 static void set_standing(struct sg_store_op *op, struct sg_row *r, const struct sg_lease *l)
@@ -86,7 +86,7 @@ void sg_store_op_lease(struct sg_store_op *op, const struct sg_lease *l)
     set_text(op, r, SG_L_PROVIDER, l->provider);
     set_text(op, r, SG_L_SANDBOX, l->sandbox_id);
     if (l->metadata != NULL) {
-        set_json(op, r, SG_L_METADATA, json_incref(l->metadata));
+        set_json(op, r, SG_L_METADATA, sg_json_ref(l->metadata));
     }
     set_json(op, r, SG_L_TERMS, sg_lease_terms_json(l->terms));
     set_text(op, r, SG_L_RECEIPT, l->receipt_id);

@@ -43,7 +43,7 @@ static int read_lease(sqlite3_stmt *st, struct sg_lease *l, struct sg_error *err
     const char *text = (const char *)sqlite3_column_text(st, 10);
     if (text == NULL || sg_json_parse(text, strlen(text), &terms, NULL) < 0 ||
         sg_lease_terms_parse(terms, &l->terms, NULL) < 0) {
-        json_decref(l->metadata);
+        sg_json_unref(l->metadata);
         l->metadata = NULL;
         return damaged(err, l->id);
     }

@@ -80,7 +80,7 @@ static int parse_command(struct sg_json_reader *r, struct sg_exec_request *q, st
 
     if (!sg_json_any(r, "command", &v))
         return sg_error_field(err, SG_INVALID_REQUEST, "command", "is required: shell text or a list of arguments");
-    q->command = json_incref(v);
+    q->command = sg_json_ref(v);
     if (json_is_string(v))
         return parse_shell(json_string_value(v), q, err);
     if (json_is_array(v))
@@ -180,7 +180,7 @@ void sg_exec_request_finish(struct sg_exec_request *q)
     for (size_t i = 0; q->argv && q->argv[i]; i++)
         free(q->argv[i]);
     free(q->argv);
-    json_decref(q->command);
+    sg_json_unref(q->command);
     free(q->cwd);
     sg_env_finish(&q->env);
     free(q->stdin_data);
@@ -232,7 +232,7 @@ json_t *sg_exec_result_json(const struct sg_exec_result *r)
     int bad = 0;
 
     bad |= json_object_set_new(o, "exec_id", json_string(r->exec_id));
-    bad |= json_object_set(o, "cmd", r->command);
+    bad |= json_object_set_new(o, "cmd", sg_json_ref(r->command));
     bad |= add_output(o, "stdout", &r->out);
     bad |= add_output(o, "stderr", &r->err);
     bad |= json_object_set_new(o, "returncode", x->signal ? json_null() : json_integer(x->returncode));
@@ -244,7 +244,7 @@ json_t *sg_exec_result_json(const struct sg_exec_result *r)
     bad |= json_object_set_new(o, "duration_seconds", json_real((double)x->duration_us / 1e6));
     bad |= json_object_set_new(o, "metadata", json_object());
     if (bad) {
-        json_decref(o);
+        sg_json_unref(o);
         return NULL;
     }
     return o;

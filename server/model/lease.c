@@ -88,12 +88,12 @@ void sg_lease_copy(struct sg_lease *dst, const struct sg_lease *src)
     if (dst->terms != NULL) {
         sg_lease_terms_ref(dst->terms);
     }
-    json_incref(dst->metadata);
+    sg_json_ref(dst->metadata);
 }
 
 void sg_lease_finish(struct sg_lease *l)
 {
     sg_lease_terms_unref(l->terms);
-    json_decref(l->metadata);
+    sg_json_unref(l->metadata);
     memset(l, 0, sizeof *l);
 }

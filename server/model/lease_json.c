@@ -41,12 +41,12 @@ json_t *sg_lease_json(const struct sg_lease *l, json_t *endpoints)
     bad |= json_object_set_new(v, "reason", text_or_null(l->reason));
     bad |= json_object_set_new(v, "endpoints", endpoints != NULL ? endpoints : json_object());
     bad |= json_object_set_new(v, "capabilities", caps_json(l->caps));
-    bad |= json_object_set_new(v, "metadata", l->metadata != NULL ? json_incref(l->metadata) : json_object());
+    bad |= json_object_set_new(v, "metadata", l->metadata != NULL ? sg_json_ref(l->metadata) : json_object());
     bad |= json_object_set_new(v, "created_at", time_or_null(l->created_us));
     bad |= json_object_set_new(v, "expires_at", time_or_null(l->expires_us));
     bad |= json_object_set_new(v, "receipt_id", text_or_null(l->receipt_id));
     if (bad != 0) {
-        json_decref(v);
+        sg_json_unref(v);
         return NULL;
     }
     return v;
@@ -98,7 +98,7 @@ json_t *sg_lease_terms_json(const struct sg_lease_terms *t)
     bad |= json_object_set_new(v, "timeout_ms", json_integer(t->timeout_ms));
     bad |= json_object_set_new(v, "idle_timeout_ms", json_integer(t->idle_timeout_ms));
     if (bad != 0) {
-        json_decref(v);
+        sg_json_unref(v);
         return NULL;
     }
     return v;

@@ -34,7 +34,7 @@ static int take_object(struct sg_json_reader *r, const char *key, json_t **ret, 
     int has = sg_json_object(r, key, &v, err);
 
     if (has > 0)
-        *ret = json_incref(v);
+        *ret = sg_json_ref(v);
     return has;
 }
 
@@ -258,11 +258,11 @@ void sg_lease_request_finish(struct sg_lease_request *q)
     free(q->local_pool);
     free(q->image);
     free(q->env_type);
-    json_decref(q->overrides);
-    json_decref(q->policy);
-    json_decref(q->manifest);
-    json_decref(q->env_args);
-    json_decref(q->metadata);
+    sg_json_unref(q->overrides);
+    sg_json_unref(q->policy);
+    sg_json_unref(q->manifest);
+    sg_json_unref(q->env_args);
+    sg_json_unref(q->metadata);
     for (size_t i = 0; i < q->n_services; i++)
         free(q->services[i].health_path);
     free(q->services);

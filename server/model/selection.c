@@ -204,7 +204,7 @@ json_t *sg_caps_json(unsigned caps)
     json_t *list = json_array();
     for (size_t i = 0; list && i < n; i++) {
         if (json_array_append_new(list, json_string(names[i])) < 0) {
-            json_decref(list);
+            sg_json_unref(list);
             list = NULL;
         }
     }
@@ -250,7 +250,7 @@ int sg_policy_parse(json_t *v, const char *path, struct sg_policy *ret, struct s
     }
     if (sg_json_begin(&r, v, path, err) < 0)
         return -1;
-    p.source = json_incref(v);
+    p.source = sg_json_ref(v);
     if (policy_read(&r, &p, err) < 0) {
         sg_policy_finish(&p);
         return -1;
@@ -263,7 +263,7 @@ void sg_policy_finish(struct sg_policy *p)
 {
     sg_names_finish(&p->required_credentials);
     sg_names_finish(&p->precedence);
-    json_decref(p->source);
+    sg_json_unref(p->source);
     *p = (struct sg_policy){0};
 }
 
@@ -323,7 +323,7 @@ int sg_environment_parse(json_t *v, const char *path, struct sg_environment *ret
     *ret = e;
     if (sg_json_begin(&r, v, path, err) < 0)
         return -1;
-    e.source = json_incref(v);
+    e.source = sg_json_ref(v);
     if (environment_read(&r, &e, err) < 0) {
         sg_environment_finish(&e);
         return -1;
@@ -335,7 +335,7 @@ int sg_environment_parse(json_t *v, const char *path, struct sg_environment *ret
 void sg_environment_finish(struct sg_environment *e)
 {
     sg_names_finish(&e->available_credentials);
-    json_decref(e->source);
+    sg_json_unref(e->source);
     *e = (struct sg_environment){0};
 }
 
@@ -400,7 +400,7 @@ int sg_candidates_parse(json_t *v, const char *path, struct sg_candidates *ret, 
     l.v = calloc(n ? n : 1, sizeof *l.v);
     if (!l.v)
         return sg_error_set(err, SG_NO_MEMORY, "out of memory");
-    l.source = json_incref(v);
+    l.source = sg_json_ref(v);
     for (size_t i = 0; i < n; i++) {
         snprintf(item, sizeof item, "%s[%zu]", path, i);
         int rc = candidate_read(json_array_get(v, i), item, &l, &l.v[i], err);
@@ -439,6 +439,6 @@ void sg_candidates_finish(struct sg_candidates *l)
     for (size_t i = 0; i < l->n; i++)
         sg_names_finish(&l->v[i].credentials);
     free(l->v);
-    json_decref(l->source);
+    sg_json_unref(l->source);
     *l = (struct sg_candidates){0};
 }

@@ -37,7 +37,7 @@ int sg_selection_parse(json_t *body, struct sg_selection_request *ret, struct sg
     *ret = q;
     if (sg_json_begin(&r, body, "", err) < 0)
         return -1;
-    q.body = json_incref(body);
+    q.body = sg_json_ref(body);
     if (request_read(&r, &q, err) < 0) {
         sg_selection_request_finish(&q);
         return -1;
@@ -51,7 +51,7 @@ void sg_selection_request_finish(struct sg_selection_request *r)
     sg_policy_finish(&r->policy);
     sg_environment_finish(&r->environment);
     sg_candidates_finish(&r->backends);
-    json_decref(r->body);
+    sg_json_unref(r->body);
     *r = (struct sg_selection_request){0};
 }
 
@@ -146,7 +146,7 @@ static json_t *credentials_json(const struct sg_names *needs, const struct sg_na
     for (size_t i = 0; list && i < needs->n; i++) {
         json_t *item = json_pack("{s:s, s:b}", "name", needs->v[i], "held", sg_names_have(held, needs->v[i]));
         if (json_array_append_new(list, item) < 0) {
-            json_decref(list);
+            sg_json_unref(list);
             return NULL;
         }
     }
@@ -168,7 +168,7 @@ json_t *sg_backends_json(const struct sg_backend_view *v, size_t n, const struct
     json_t *items = json_array();
     for (size_t i = 0; items && i < n; i++) {
         if (json_array_append_new(items, backend_json(&v[i], held)) < 0) {
-            json_decref(items);
+            sg_json_unref(items);
             items = NULL;
         }
     }

@@ -89,9 +89,9 @@ int sg_decide(const struct sg_policy *policy, const struct sg_environment *env,
 
 void sg_decision_finish(struct sg_decision *d)
 {
-    json_decref(d->receipt);
-    json_decref(d->considered);
-    json_decref(d->attempted);
+    sg_json_unref(d->receipt);
+    sg_json_unref(d->considered);
+    sg_json_unref(d->attempted);
     *d = (struct sg_decision){0};
 }
 
@@ -127,9 +127,9 @@ int sg_decision_refusal(const struct sg_decision *d, struct sg_error *err)
                      json_array_size(d->considered));
         break;
     }
-    sg_error_member(err, "attempted", json_incref(d->attempted));
-    sg_error_member(err, "considered", json_incref(d->considered));
-    sg_error_member(err, "receipt", json_incref(d->receipt));
+    sg_error_member(err, "attempted", sg_json_ref(d->attempted));
+    sg_error_member(err, "considered", sg_json_ref(d->considered));
+    sg_error_member(err, "receipt", sg_json_ref(d->receipt));
     return -1;
 }
 

@@ -44,11 +44,11 @@ static int seal(json_t *receipt, json_t **ret, struct sg_error *err)
 {
     char id[SG_SHA256_HEX];
     if (sg_receipt_id(receipt, id, err) < 0) {
-        json_decref(receipt);
+        sg_json_unref(receipt);
         return -1;
     }
     if (json_object_set_new(receipt, "id", json_string(id)) < 0) {
-        json_decref(receipt);
+        sg_json_unref(receipt);
         return sg_error_set(err, SG_NO_MEMORY, "out of memory");
     }
     *ret = receipt;
@@ -61,7 +61,7 @@ int sg_receipt_refused(const json_t *receipt, const struct sg_error *why, json_t
     json_t *outcome = json_pack("{s:s, s:s?, s:s?}", "code", sg_code_name(why->code), "reason",
                                 why->reason[0] ? why->reason : NULL, "field", why->field[0] ? why->field : NULL);
     if (!r || json_object_set_new(r, "outcome", outcome) < 0) {
-        json_decref(r);
+        sg_json_unref(r);
         return sg_error_set(err, SG_NO_MEMORY, "out of memory");
     }
     (void)json_object_del(r, "signature");

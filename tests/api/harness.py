@@ -256,10 +256,15 @@ class Server:
                 raise RuntimeError("the server did not stop:\n" + self.log_text())
         code = self.process.returncode
         self.process = None
-        text = self.log_text()
-        assert "ERROR: AddressSanitizer" not in text and "runtime error:" not in text and \
-            "WARNING: ThreadSanitizer" not in text and "ERROR: LeakSanitizer" not in text, text[-8000:]
+        assert not self.sanitizer_reports(), self.sanitizer_reports()
         return code
+
+    def sanitizer_reports(self):
+        """What AddressSanitizer and its like wrote between the lines of the log."""
+        text = "\n".join(line for line in self.log_text().splitlines() if not line.startswith("{"))
+        found = any(s in text for s in ("ERROR: AddressSanitizer", "runtime error:", "WARNING: ThreadSanitizer",
+                                        "ERROR: LeakSanitizer"))
+        return text[:20000] if found else ""
 
     def kill9(self):
         self.process.kill()

@@ -54,6 +54,7 @@ BANNED = {
     "usleep sleep nanosleep clock_nanosleep": "waiting is done on events",
     "rand srand random srandom drand48": "see base/hash.h",
     "tmpnam mktemp tempnam": "races",
+    "json_incref json_decref": "not for values that threads share; see base/json.h",
     "dup dup2 pipe accept creat epoll_create inotify_init": "not close-on-exec from birth",
 }
 ALLOWED_CALLS = {
