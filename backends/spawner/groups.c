@@ -16,7 +16,7 @@
 #include "base/fd.h"
 #include "base/hash.h"
 
-#define TEXT_MAX (1024U * 1024U)
+#define TEXT_MAX ((size_t)1 << 20)
 #define PATH_SIZE 4096
 
 static const char *const controller_names[SG_CTL_COUNT] = {"memory", "pids", "cpu"};

@@ -11,7 +11,7 @@
 #include "backends/spawner/view_etc.h"
 #include "base/fd.h"
 
-#define AGENT_MAX (64U * 1024U * 1024U)
+#define AGENT_MAX ((size_t)64 << 20)
 #define OWN SG_VIEW_OWN
 
 /* ---- our files in it ---- */

@@ -10,7 +10,7 @@
 
 #include "base/fd.h"
 
-#define FILE_MAX (8U * 1024U * 1024U)
+#define FILE_MAX ((size_t)8 << 20)
 
 static const struct {
     const char *name, *text;

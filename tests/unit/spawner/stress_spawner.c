@@ -140,7 +140,9 @@ int main(void)
     static struct one ones[SLOTS];
     pthread_t threads[SLOTS];
     check(mkdtemp(state) != NULL, "mkdtemp", NULL);
-    const struct sg_spawner_config cfg = {.state_dir = state, .agent_path = AGENT_PATH, .uid_base = 400000000U + 4096U * (uint32_t)(getpid() % 400000)};
+    const struct sg_spawner_config cfg = {.state_dir = state,
+                                          .agent_path = AGENT_PATH,
+                                          .uid_base = 400000000U + 4096U * (uint32_t)(getpid() % 400000)};
     check(sg_spawner_start(&sp, &cfg, &err) == 0, "start", &err);
     check(sg_reactor_new(&reactor, &err) == 0, "reactor", &err);
     check(sg_spawner_attach(sp, reactor, died, NULL, &err) == 0, "attach", &err);

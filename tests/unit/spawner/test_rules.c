@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -112,6 +113,45 @@ Test(rules, no_process_has_the_servers_uid)
     }
     cr_expect_eq(rig_count_processes(r.uid_base, r.uid_base + 2048), 0);
     rig_stop(&r);
+}
+
+/* The agent holds its socket, its own descriptors and standard ones; nothing of bwrap's, the spawner's or the
+ * server's. */
+static void descriptors_of_the_agent(unsigned flags)
+{
+    struct rig r;
+    struct rig_slot s;
+    char path[64], target[256];
+    rig_start(&r, flags);
+    rig_up(&r, 1, &s);
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)s.b.agent_pid);
+    DIR *d = opendir(path);
+    if (d == NULL && geteuid() != 0) {
+        cr_expect_eq(errno, EACCES, "not dumpable: its user cannot look");
+    }
+    for (struct dirent *e = d != NULL ? readdir(d) : NULL; e != NULL; e = readdir(d)) {
+        ssize_t n = readlinkat(dirfd(d), e->d_name, target, sizeof target - 1);
+        target[n > 0 ? n : 0] = '\0';
+        bool fine = n <= 0 || strncmp(target, "socket:", 7) == 0 || strncmp(target, "anon_inode:", 11) == 0 ||
+                    sg_streq(target, "/dev/null") ||
+                    (e->d_name[0] == '2' && strncmp(target, "pipe:", 5) == 0);
+        cr_expect(fine, "%s is %s", e->d_name, target);
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+    cr_expect_eq(rig_destroy(&r, &s, NULL), 0);
+    rig_stop(&r);
+}
+
+Test(rules, descriptors_of_the_agent_root_server)
+{
+    descriptors_of_the_agent(0);
+}
+
+Test(rules, descriptors_of_the_agent_ordinary_user)
+{
+    descriptors_of_the_agent(RIG_USER_SERVER);
 }
 
 /* ---- life and death ---- */
@@ -390,6 +430,41 @@ Test(rules, what_is_missing_is_said)
     cr_expect_neq(strstr(err.message, "/nonexistent/agent"), NULL, "%s", err.message);
     sg_error_clear(&err);
     rig_stop(&r);
+}
+
+/* In a namespace of its own in which there are no further ones. */
+_Noreturn static void start_without_namespaces(const struct sg_spawner_config *cfg)
+{
+    struct sg_error err = {0};
+    FILE *f = unshare(CLONE_NEWUSER) == 0 ? fopen("/proc/sys/user/max_user_namespaces", "we") : NULL;
+    if (f == NULL || fputs("0", f) < 0 || fclose(f) != 0) {
+        _exit(77); /* this kernel or container lets nobody set it */
+    }
+    bool said = sg_spawner_probe(cfg, &err) < 0 && err.code == SG_UNAVAILABLE &&
+                strstr(err.message, "user.max_user_namespaces") != NULL;
+    if (!said) {
+        fprintf(stderr, "%s\n", err.message);
+    }
+    _exit(said ? 0 : 1);
+}
+
+Test(rules, missing_user_namespaces_are_named)
+{
+    struct rig r;
+    struct sg_spawner_config cfg;
+    int status = -1;
+    rig_prepare(&r, RIG_USER_SERVER);
+    rig_config(&r, &cfg, RIG_USER_SERVER);
+    pid_t pid = fork(); /* a process with one thread may unshare */
+    if (pid == 0) {
+        start_without_namespaces(&cfg);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    rig_stop(&r);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+        cr_skip_test("cannot turn user namespaces off here");
+    }
+    cr_expect_eq(status, 0);
 }
 
 /* A bwrap that fails: the slot's error carries its words, and nothing is left. */
