@@ -1,7 +1,9 @@
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "upstream_rig.h"
@@ -10,10 +12,12 @@ static struct rig rig;
 static struct rig_server server;
 static struct rig_call call;
 static struct sg_error err;
+static sem_t arrived; /* once per request that serve_wait has read */
 
 static void begin(const struct sg_upstream_config *config,
                   void (*serve)(struct rig_server *s, int fd, int nth))
 {
+    sem_init(&arrived, 0, 0);
     rig_server_start(&server, serve);
     rig_start(&rig, config, server.port);
 }
@@ -398,12 +402,21 @@ Test(upstream, both_directions_at_once)
 
 static bool saw_close;
 
+static void wait_arrival(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 20;
+    cr_assert_eq(sem_timedwait(&arrived, &until), 0, "no request in 20 s");
+}
+
 static void serve_wait(struct rig_server *s, int fd, int nth)
 {
     char head[4096];
     (void)nth;
     rig_read_head(fd, head, sizeof head);
     s->requests++;
+    sem_post(&arrived);
     saw_close = rig_wait_closed(fd);
 }
 
@@ -413,6 +426,7 @@ Test(upstream, a_broken_upload_closes_the_connection)
     struct sg_pipe *body = sg_pipe_new(65536);
     cr_assert_eq(rig_call(&rig, &call, "POST", body, 1000, NULL, &err), 0);
     cr_assert_eq(rig_pipe_write(body, "some", 4), 0);
+    wait_arrival();
     sg_pipe_fail(body, NULL);
     expect_failure(SG_CANCELLED, NULL);
     sg_pipe_unref(body);
@@ -427,6 +441,7 @@ Test(upstream, cancel_closes_at_once)
     begin(NULL, serve_wait);
     struct sg_cancel *cancel = sg_cancel_new();
     cr_assert_eq(rig_call(&rig, &call, "POST", NULL, 0, cancel, &err), 0);
+    wait_arrival();
     sg_cancel_fire(cancel, SG_CANCEL_HANGUP);
     expect_failure(SG_CANCELLED, NULL);
     cr_assert_eq(rig_call(&rig, &call, "GET", NULL, 0, cancel, &err), 0);
