@@ -4,6 +4,7 @@
 
 #include "base/id.h"
 #include "http/auth.h"
+#include "http/layout.h"
 #include "http/request_priv.h"
 
 /* ---- taking the head over from the parser ---- */
@@ -12,43 +13,31 @@ struct take {
     struct sg_request *r;
     struct sg_header list[SG_HEADERS_MAX + 1];
     size_t n;
-    const char *next_at; /* where the next header line must begin in the parser's buffer */
-    bool odd;
+    struct sg_layout layout;
+    bool cut; /* a value goes on behind a NUL, or there are more headers than we list */
 };
-
-/* Parsers before 1.0 hand out C strings that point into the very bytes received, line after line. So what they let
- * through without telling (a NUL inside a line, a bare LF at its end, a folded line) shows as a gap between
- * one line's end and the next one's beginning that is not exactly CR LF. */
-#if MHD_VERSION < 0x01000000
-static const char *after_line(const char *end)
-{
-    return end + 2;
-}
-#endif
 
 static enum MHD_Result take_header(void *arg, enum MHD_ValueKind kind, const char *name, size_t name_len,
                                    const char *value, size_t value_len)
 {
     struct take *t = arg;
     (void)kind;
-    if (t->n == SG_COUNT_OF(t->list))
+    if (t->n == SG_COUNT_OF(t->list)) {
+        t->cut = true;
         return MHD_NO;
+    }
     if (!value) {
         value = "";
         value_len = 0;
     }
-#if MHD_VERSION < 0x01000000
-    if (name != t->next_at)
-        t->odd = true;
-    t->next_at = after_line(value + value_len);
-#endif
+    sg_layout_header(&t->layout, name, value, value_len);
     /* The parser compares this one with its trailing blanks: so must we. */
     bool whole = strcasecmp(name, "Transfer-Encoding") == 0;
     while (!whole && value_len > 0 && (value[value_len - 1] == ' ' || value[value_len - 1] == '\t'))
         value_len--;
     t->list[t->n++] = (struct sg_header){sg_req_copy(t->r, name, name_len), sg_req_copy(t->r, value, value_len)};
     if (strlen(t->list[t->n - 1].value) != value_len)
-        t->odd = true;
+        t->cut = true;
     return MHD_YES;
 }
 
@@ -58,21 +47,17 @@ static int take_head(struct sg_request *r, struct MHD_Connection *mhd, const cha
     struct take t = {.r = r};
     r->method = sg_req_copy(r, method, strlen(method));
     r->version = sg_streq(version, "HTTP/1.1") ? "HTTP/1.1" : sg_req_copy(r, version, strlen(version));
-#if MHD_VERSION < 0x01000000
-    t.odd = r->target_at && version != r->target_at + r->target_len + 1;
-    t.next_at = after_line(version + strlen(version));
-#endif
+    sg_layout_begin(&t.layout, r->target_at, r->target_len, version);
     MHD_get_connection_values_n(mhd, MHD_HEADER_KIND, take_header, &t);
-#if MHD_VERSION < 0x01000000
-    const union MHD_ConnectionInfo *size = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
-    if (t.n <= SG_HEADERS_MAX && size && after_line(t.next_at) != method + size->header_size)
-        t.odd = true;
-#endif
     r->headers = sg_req_alloc(r, (t.n + 1) * sizeof *r->headers);
     memcpy(r->headers, t.list, t.n * sizeof *r->headers);
     r->n_headers = t.n;
     r->target_at = NULL;
-    return t.odd ? sg_error_set(err, SG_INVALID_REQUEST, "malformed line in the request head") : 0;
+    if (t.n > SG_HEADERS_MAX)
+        return 0; /* the preflight refuses it for their number */
+    if (t.cut || !sg_layout_end(&t.layout, mhd, method))
+        return sg_error_set(err, SG_INVALID_REQUEST, "malformed line in the request head");
+    return 0;
 }
 
 /* ---- identity of the request ---- */

@@ -42,14 +42,15 @@ static void format_peer(const struct sockaddr *sa, char *out, socklen_t size)
 void sg_conn_opened(struct sg_http *h, struct MHD_Connection *mhd, void **socket_context)
 {
     struct sg_conn *c = sg_xcalloc(1, sizeof *c);
-    const union MHD_ConnectionInfo *fd = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
-    const union MHD_ConnectionInfo *sa = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    /* The second answer may overwrite the first. */
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+    c->fd = info ? info->connect_fd : -1;
+    info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     c->http = h;
     atomic_init(&c->refs, 1);
-    c->fd = fd ? fd->connect_fd : -1;
     c->watch.fd = -1;
     pthread_mutex_init(&c->lock, NULL);
-    format_peer(sa ? sa->client_addr : NULL, c->peer, sizeof c->peer);
+    format_peer(info ? info->client_addr : NULL, c->peer, sizeof c->peer);
     c->over_limit = atomic_fetch_add(&h->connections, 1) >= h->cfg.max_connections;
     atomic_init(&c->deadline_ms, sg_now_ms() + h->cfg.header_ms);
     *socket_context = c;

@@ -286,6 +286,11 @@ int sg_http_new(const struct sg_http_config *cfg, struct sg_http **ret, struct s
     return 0;
 }
 
+const char *sg_http_parser_version(void)
+{
+    return MHD_get_version();
+}
+
 uint16_t sg_http_port(const struct sg_http *h)
 {
     return h->port;

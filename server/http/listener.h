@@ -57,6 +57,8 @@ int sg_http_listen(const char *address, int *ret_fd, struct sg_error *err);
 bool sg_http_is_loopback(int listen_fd);
 
 int sg_http_new(const struct sg_http_config *cfg, struct sg_http **ret, struct sg_error *err);
+/* Of the HTTP parser library: "0.9.75". */
+const char *sg_http_parser_version(void);
 uint16_t sg_http_port(const struct sg_http *h);
 /* Requests being worked on now; open connections. Any thread. */
 unsigned sg_http_requests(const struct sg_http *h);

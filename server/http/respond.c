@@ -328,7 +328,7 @@ static void add_headers(struct sg_request *r, struct MHD_Response *resp)
         MHD_add_response_header(resp, "Content-Type", a->content_type);
     for (const struct sg_answer_header *h = a->headers; h; h = h->next)
         MHD_add_response_header(resp, h->name, h->value);
-    if (a->kind != SG_ANSWER_UPGRADE && (r->close || atomic_load(&r->http->draining)))
+    if (a->kind != SG_ANSWER_UPGRADE && (r->close || atomic_load(&r->http->draining) || sg_conn_hung(r->conn)))
         MHD_add_response_header(resp, "Connection", "close");
 }
 

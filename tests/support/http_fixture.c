@@ -1,4 +1,4 @@
-/* A small server on the HTTP core alone, for the raw-socket suite. Prints its port, then serves until stdin ends; lines
+/* A small server on the HTTP core alone, for the raw-socket suite. Prints its port and the parser's version, then serves until stdin ends; lines
  * on stdin: "drain" drains, "stop GRACE CANCEL" stops and exits, anything else is ignored. Completion events go
  * to stderr, one line each.
  */
@@ -669,7 +669,7 @@ static void serve(struct sg_http *h)
 {
     char line[128];
     int grace = 0, cancel = 0;
-    printf("%u\n", sg_http_port(h));
+    printf("%u %s\n", sg_http_port(h), sg_http_parser_version());
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
         if (strncmp(line, "drain", 5) == 0) {

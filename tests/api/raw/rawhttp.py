@@ -149,7 +149,8 @@ class Server:
                                      stderr=(log := tempfile.TemporaryFile()))
         self.log_file = log
         self.err = b""
-        self.port = int(self.proc.stdout.readline())
+        port, version = self.proc.stdout.readline().split()
+        self.port, self.old_parser = int(port), version.startswith(b"0.")
 
     def __enter__(self):
         return self

@@ -122,12 +122,12 @@ def test_half_close_while_waiting_counts_as_leaving(shared, before):
 @pytest.mark.parametrize("think", ["", "?think_ms=100"])
 @pytest.mark.parametrize("size", [3, 3000, 30000])
 def test_whole_body_then_half_close(shared, size, think):
-    """Answered, or cut as one that left; never stuck."""
+    """Answered, or cancelled and cut as one that left; never stuck."""
     for _ in range(10):
         with shared.conn() as c:
             c.send(put(f"/upload{think}", f"Content-Length: {size}") + "x" * size).half_close()
             rest = c.rest() or c.buf
-            assert rest == b"" or b'{"bytes":%d}' % size in rest
+            assert rest == b"" or b'{"bytes":%d}' % size in rest or b"no room" in rest
 
 
 @pytest.mark.parametrize("headers", [["Content-Length: 100000"], ["Transfer-Encoding: chunked"]])
