@@ -194,6 +194,7 @@ static int build_service(struct app *a, struct sg_error *err)
                                    .exec_timeout_default_ms = c->exec.timeout_default_ms,
                                    .exec_timeout_max_ms = c->exec.timeout_max_ms,
                                    .exec_output_max = c->exec.max_output_bytes,
+                                   .exec_memory_max = c->exec.memory_max,
                                    .exec_history_max = c->exec.history_bytes,
                                    .exec_history_ttl_ms = c->exec.history_ttl_ms,
                                    .file_list_max = 10000};

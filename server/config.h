@@ -86,6 +86,7 @@ struct sg_config {
         int64_t timeout_default_ms;
         int64_t timeout_max_ms;
         size_t max_output_bytes;
+        size_t memory_max;
         size_t history_bytes;
         int64_t history_ttl_ms;
     } exec;

@@ -175,6 +175,8 @@ static const struct conf_key top_keys[] = {
      RANGE(1, 365 * DAY), .help = "longest command"},
     {.section = "exec", .name = "max_output_bytes", .type = CONF_SIZE, TOP(exec.max_output_bytes), .def = "16MiB",
      RANGE(KIB, GIB), .help = "most that is kept of each of stdout and stderr"},
+    {.section = "exec", .name = "memory_max", .type = CONF_SIZE, TOP(exec.memory_max), .def = "1GiB",
+     RANGE(MIB, INT64_C(1024) * GIB), .help = "most that is kept of all commands' output together; what is more is only counted"},
     {.section = "exec", .name = "history_bytes", .type = CONF_SIZE, TOP(exec.history_bytes), .def = "4MiB",
      RANGE(KIB, GIB), .help = "output kept of detached and finished commands"},
     {.section = "exec", .name = "history_ttl", .type = CONF_DURATION, TOP(exec.history_ttl_ms), .def = "10m",

@@ -3,6 +3,9 @@
 #include "service/execs.h"
 
 #include "base/clock.h"
+#include "base/str.h"
+
+#include <stdio.h>
 
 struct exec_call {
     struct sg_request *r;
@@ -60,19 +63,21 @@ void sg_route_exec(struct sg_request *r, void *app)
     sg_api_with_lease(r, app, exec_in_lease);
 }
 
-/* {exec_id, state, started_at, result} */
-static json_t *info_json(const struct sg_exec_info *i)
+/* {exec_id, state, started_at} */
+static json_t *brief_json(const struct sg_exec_info *i)
 {
     char at[SG_TIME_LEN];
 
     sg_time_format(i->started_us, at);
-    return json_pack("{s:s, s:s, s:s, s:o}", "exec_id", i->exec_id, "state", sg_exec_state_name(i->state), "started_at", at,
-                     "result", i->has_result ? sg_exec_result_json(&i->result) : json_null());
+    return json_pack("{s:s, s:s, s:s}", "exec_id", i->exec_id, "state", sg_exec_state_name(i->state), "started_at", at);
 }
 
 static void respond_info(void *arg, const struct sg_exec_info *i)
 {
-    sg_respond_json(arg, 200, info_json(i));
+    json_t *v = brief_json(i);
+
+    json_object_set_new(v, "result", i->has_result ? sg_exec_result_json(&i->result) : json_null());
+    sg_respond_json(arg, 200, v);
 }
 
 /* A lease that ended has no execs to show: 410, as for every work on it. */
@@ -99,36 +104,45 @@ void sg_route_exec_get(struct sg_request *r, void *app)
 
 struct exec_page {
     json_t *items;
-    char last[SG_ID_MAX];
+    uint64_t last;
 };
 
 static void add_info(void *arg, const struct sg_exec_info *i)
 {
     struct exec_page *p = arg;
-    struct sg_exec_info brief = *i;
 
-    brief.has_result = false; /* a list of results could be very large; each has its own URL */
-    json_t *v = info_json(&brief);
-    json_object_del(v, "result");
-    json_array_append_new(p->items, v);
-    memcpy(p->last, i->exec_id, sizeof p->last);
+    /* Without results, which could be very large: each has its own URL. */
+    json_array_append_new(p->items, brief_json(i));
+    p->last = i->seq;
+}
+
+static int seq_of_cursor(struct sg_request *r, int64_t *ret, struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *key = NULL;
+    int has = sg_api_cursor_key(r, &key, err);
+
+    if (has > 0 && !sg_parse_int(key, 0, INT64_MAX, ret))
+        return sg_error_field(err, SG_INVALID_REQUEST, "cursor", "is not a next_cursor of this list");
+    return has;
 }
 
 static void list_execs(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
     struct exec_page page = {0};
-    sg_cleanup(sg_free_p) char *after = NULL;
     struct sg_error err = {0};
+    int64_t after = 0;
     size_t limit;
     bool more;
 
-    if (usable(e, &err) < 0 || sg_api_limit(r, &limit, &err) < 0 || sg_api_cursor_key(r, &after, &err) < 0) {
+    if (usable(e, &err) < 0 || sg_api_limit(r, &limit, &err) < 0 || seq_of_cursor(r, &after, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }
     page.items = json_array();
-    sg_service_exec_list(api->service, e, after, limit, add_info, &page, &more);
-    sg_cleanup(sg_free_p) char *cursor = more ? sg_api_cursor(page.last) : NULL;
+    sg_service_exec_list(api->service, e, (uint64_t)after, limit, add_info, &page, &more);
+    char key[24];
+    snprintf(key, sizeof key, "%llu", (unsigned long long)page.last);
+    sg_cleanup(sg_free_p) char *cursor = more ? sg_api_cursor(key) : NULL;
     sg_respond_json(r, 200, sg_api_page(page.items, cursor));
 }
 

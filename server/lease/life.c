@@ -141,6 +141,7 @@ bool sg_entry_begin_end(struct sg_entry *e, enum sg_end why, const char *detail,
     s->on_end = ready;
     s->why = why;
     e->end = why;
+    e->end_begun = true;
     sg_registry_unindex_trajectory(e->reg, e);
     sg_due_remove(e->reg, e);
     sg_entry_step(e, ready && why == SG_END_LOST ? SG_LEASE_LOST : SG_LEASE_RELEASING, reason, a);

@@ -113,6 +113,15 @@ void sg_entry_failure(struct sg_entry *e, struct sg_error *ret)
     pthread_mutex_unlock(&e->reg->lock);
 }
 
+bool sg_entry_end_cause(struct sg_entry *e, enum sg_end *ret)
+{
+    pthread_mutex_lock(&e->reg->lock);
+    bool begun = e->end_begun;
+    *ret = e->end;
+    pthread_mutex_unlock(&e->reg->lock);
+    return begun;
+}
+
 struct sg_sandbox *sg_entry_sandbox(struct sg_entry *e)
 {
     pthread_mutex_lock(&e->reg->lock);

@@ -62,6 +62,8 @@ void sg_entry_lease(struct sg_entry *e, struct sg_lease *ret);
 /* Fires with SG_CANCEL_LEASE_END when the lease begins to end; borrowed, lives as long as e. Hook execs and
  * proxied requests to it; give it to the driver's create. */
 struct sg_cancel *sg_entry_cancel(struct sg_entry *e);
+/* What began its end, once anything has: false before that (and for a create that failed by itself). */
+bool sg_entry_end_cause(struct sg_entry *e, enum sg_end *ret);
 /* Why the create failed (state failed); zeroed when it did not. sg_error_clear() it. */
 void sg_entry_failure(struct sg_entry *e, struct sg_error *ret);
 

@@ -30,7 +30,8 @@ struct sg_entry {
     struct sg_error failure;
     char *answer;
     int answer_status;
-    enum sg_end end; /* valid once it is releasing or lost */
+    enum sg_end end; /* valid once end_begun, also of a recovered one that is releasing */
+    bool end_begun;
     bool held;       /* counts against its tenant's quota */
     bool stored;     /* its row is in the store */
     bool outlives;

@@ -3,6 +3,7 @@
 #define SG_EXEC_JSON_H
 
 #include "base/buf.h"
+#include "base/hold.h"
 #include "base/json.h"
 #include "model/exec.h"
 
@@ -36,6 +37,7 @@ struct sg_exec_output {
 
 /* Everything the answer says of a finished command; borrowed by sg_exec_result_json. */
 struct sg_exec_result {
+    struct sg_hold *keep; /* what out and err point to lives as long as a reference on this; or NULL */
     const char *exec_id;
     json_t *command;
     struct sg_exec_output out;

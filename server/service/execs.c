@@ -1,86 +1,21 @@
-/* Lock rank: the table's lock is held for look-ups and list changes only, never across a callback or a call into a driver. */
-#include "service/service_priv.h"
+/* Running commands: their start, their callers, their end. */
+#include "service/execs_priv.h"
 
 #include "base/clock.h"
-#include "service/run.h"
 
-#include <pthread.h>
 #include <stdio.h>
-#include <uthash.h>
-#include <utlist.h>
-
-/* Finished results kept per lease, besides the cap on their bytes. */
-#define HISTORY_ENTRIES_MAX 256U
-
-/* One caller waiting for a command's end. */
-struct attached {
-    _Atomic int refs; /* the command's and the hook's */
-    struct command *cmd;
-    struct sg_cancel *cancel; /* or NULL */
-    struct sg_cancel_hook hangup;
-    void (*done)(void *arg, const struct sg_exec_result *r, const struct sg_error *err);
-    void *arg;
-    struct attached *next, *prev;
-};
-
-/* One command, from its start until its result is dropped. */
-struct command {
-    _Atomic int refs;
-    char id[SG_ID_MAX];
-    bool chosen; /* the caller chose the id: the result is kept */
-    struct sg_service *s;
-    struct sg_entry *lease;
-    struct sg_exec_request request;
-    int64_t timeout_ms;
-    int64_t started_us; /* wall clock */
-    struct sg_cancel_hook lease_end;
-    /* Under the table's lock: */
-    bool listed;
-    bool started;
-    enum sg_killed_by early_kill; /* asked for before it was started */
-    enum sg_exec_state state;
-    struct attached *attached;
-    struct sg_error failure; /* state lost: why */
-    int64_t ended_ms;
-    /* Set once by sg_run_start(), before anybody may use it (started, or done). */
-    struct sg_run *run;
-    struct command *next, *prev;
-};
-
-/* The commands of one lease, oldest first. */
-struct lease_commands {
-    char lease_id[SG_ID_MAX];
-    struct command *list;
-    size_t kept;
-    size_t kept_bytes;
-    UT_hash_handle hh;
-};
-
-struct sg_execs {
-    struct sg_service *s;
-    pthread_mutex_t lock;
-    struct lease_commands *leases;
-};
-
-const char *sg_exec_state_name(enum sg_exec_state s)
-{
-    static const char *const names[] = {"running", "finished", "killed", "timed_out", "lost"};
-
-    return names[s];
-}
 
 struct sg_execs *sg_execs_new(struct sg_service *s)
 {
     struct sg_execs *x = sg_xcalloc(1, sizeof *x);
 
     x->s = s;
+    x->memory.max = s->cfg.exec_memory_max;
     pthread_mutex_init(&x->lock, NULL);
     return x;
 }
 
-static void attached_unref(struct attached *a);
-
-static void command_unref(struct command *c)
+void sg_command_unref(struct sg_command *c)
 {
     if (--c->refs > 0)
         return;
@@ -91,119 +26,25 @@ static void command_unref(struct command *c)
     free(c);
 }
 
-static void attached_unref(struct attached *a)
+static void caller_unref(struct sg_caller *a)
 {
     if (--a->refs > 0)
         return;
     sg_cancel_unref(a->cancel);
-    command_unref(a->cmd);
+    sg_command_unref(a->cmd);
     free(a);
-}
-
-/* ---- the table; its lock is held ---- */
-
-static struct lease_commands *commands_of(struct sg_execs *x, const char *lease_id)
-{
-    struct lease_commands *l;
-
-    HASH_FIND_STR(x->leases, lease_id, l);
-    return l;
-}
-
-/* Takes the command out of the table; the table's reference becomes the caller's. */
-static void unlist(struct sg_execs *x, struct lease_commands *l, struct command *c)
-{
-    if (c->state != SG_EXEC_RUNNING) {
-        l->kept--;
-        l->kept_bytes -= c->run ? sg_run_bytes(c->run) : 0;
-    }
-    DL_DELETE(l->list, c);
-    c->listed = false;
-    if (!l->list) {
-        HASH_DEL(x->leases, l);
-        free(l);
-    }
-}
-
-static void list(struct sg_execs *x, struct command *c)
-{
-    struct lease_commands *l = commands_of(x, sg_entry_id(c->lease));
-
-    if (!l) {
-        l = sg_xcalloc(1, sizeof *l);
-        snprintf(l->lease_id, sizeof l->lease_id, "%s", sg_entry_id(c->lease));
-        HASH_ADD_STR(x->leases, lease_id, l);
-    }
-    DL_APPEND(l->list, c);
-    c->listed = true;
-    c->refs++;
-}
-
-static bool too_old(const struct sg_execs *x, const struct command *c)
-{
-    return c->state != SG_EXEC_RUNNING && c->ended_ms + x->s->cfg.exec_history_ttl_ms <= sg_now_ms();
-}
-
-static struct command *find(struct sg_execs *x, struct sg_entry *lease, const char *id)
-{
-    struct lease_commands *l = commands_of(x, sg_entry_id(lease));
-    struct command *c = NULL;
-
-    if (l)
-        DL_FOREACH(l->list, c) if (sg_streq(c->id, id)) break;
-    return c && !too_old(x, c) ? c : NULL;
-}
-
-/* Drops finished results beyond age and caps, oldest first, into *ret (a list to be released without the lock). */
-static void prune(struct sg_execs *x, const char *lease_id, struct command **ret)
-{
-    struct lease_commands *l = commands_of(x, lease_id);
-    struct command *c, *tmp;
-
-    if (!l)
-        return;
-    DL_FOREACH_SAFE(l->list, c, tmp)
-    {
-        bool over = l->kept > HISTORY_ENTRIES_MAX || l->kept_bytes > x->s->cfg.exec_history_max;
-        if (c->state == SG_EXEC_RUNNING || (!over && !too_old(x, c)))
-            continue;
-        bool last = l->list == c && c->next == NULL;
-        unlist(x, l, c);
-        DL_APPEND(*ret, c);
-        if (last)
-            return;
-    }
-}
-
-/* A command that is no longer listed needs no word of its lease's end any more. */
-static void let_go(struct command *c)
-{
-    if (sg_cancel_unhook(sg_entry_cancel(c->lease), &c->lease_end))
-        command_unref(c);
-    command_unref(c);
-}
-
-static void let_go_all(struct command *dropped)
-{
-    struct command *c, *tmp;
-
-    DL_FOREACH_SAFE(dropped, c, tmp)
-    {
-        DL_DELETE(dropped, c);
-        let_go(c);
-    }
 }
 
 struct sg_execs *sg_execs_free(struct sg_execs *x)
 {
-    struct lease_commands *l, *tmp;
+    struct sg_lease_commands *l, *tmp;
 
     if (!x)
         return NULL;
     HASH_ITER(hh, x->leases, l, tmp)
     {
         HASH_DEL(x->leases, l);
-        let_go_all(l->list);
+        sg_commands_let_go(l->list);
         free(l);
     }
     pthread_mutex_destroy(&x->lock);
@@ -213,7 +54,7 @@ struct sg_execs *sg_execs_free(struct sg_execs *x)
 
 /* ---- killing ---- */
 
-static void kill_command(struct command *c, enum sg_killed_by why)
+void sg_command_kill(struct sg_command *c, enum sg_killed_by why)
 {
     struct sg_execs *x = c->s->execs;
 
@@ -229,129 +70,150 @@ static void kill_command(struct command *c, enum sg_killed_by why)
 /* The lease ends: a running command is killed, a kept result is dropped. */
 static void lease_ended(struct sg_cancel_hook *h, enum sg_cancel_reason why SG_UNUSED)
 {
-    struct command *c = sg_container_of(h, struct command, lease_end);
+    struct sg_command *c = sg_container_of(h, struct sg_command, lease_end);
     struct sg_execs *x = c->s->execs;
 
-    kill_command(c, SG_KILLED_LEASE_END);
+    sg_command_kill(c, SG_KILLED_LEASE_END);
     pthread_mutex_lock(&x->lock);
     bool drop = c->listed && c->state != SG_EXEC_RUNNING;
     if (drop)
-        unlist(x, commands_of(x, sg_entry_id(c->lease)), c);
+        sg_commands_remove(x, c);
     pthread_mutex_unlock(&x->lock);
     if (drop)
-        command_unref(c);
-    command_unref(c);
+        sg_command_unref(c);
+    sg_command_unref(c);
 }
 
 /* A caller went away; the last one takes the command with it. */
 static void caller_hung_up(struct sg_cancel_hook *h, enum sg_cancel_reason why)
 {
-    struct attached *a = sg_container_of(h, struct attached, hangup);
-    struct command *c = a->cmd;
+    struct sg_caller *a = sg_container_of(h, struct sg_caller, hangup);
+    struct sg_command *c = a->cmd;
     bool others = false;
-    struct attached *o;
+    struct sg_caller *o;
 
     pthread_mutex_lock(&c->s->execs->lock);
-    DL_FOREACH(c->attached, o)
+    DL_FOREACH(c->callers, o)
     others |= o != a && (!o->cancel || sg_cancel_fired(o->cancel) == SG_CANCEL_NONE);
     pthread_mutex_unlock(&c->s->execs->lock);
     if (!others)
-        kill_command(c, why == SG_CANCEL_SHUTDOWN ? SG_KILLED_LEASE_END : SG_KILLED_HANGUP);
-    attached_unref(a);
+        sg_command_kill(c, why == SG_CANCEL_SHUTDOWN ? SG_KILLED_LEASE_END : SG_KILLED_HANGUP);
+    caller_unref(a);
 }
 
 /* ---- the end of a command ---- */
 
-static void fill_result(struct command *c, struct sg_exec_result *r)
+void sg_command_result(struct sg_command *c, struct sg_exec_result *r)
 {
     *r = (struct sg_exec_result){.exec_id = c->id, .command = c->request.command, .timeout_ms = c->timeout_ms};
-    sg_run_outcome(c->run, &r->out, &r->err, &r->exit);
+    sg_run_outcome(c->run, r);
 }
 
-static void answer_all(struct command *c, struct attached *attached, const struct sg_error *err)
+/* r NULL: err. A caller that is only just being hooked unhooks itself. */
+static void answer_all(struct sg_caller *callers, const struct sg_exec_result *r, const struct sg_error *err)
 {
-    struct sg_exec_result r;
-    struct attached *a, *tmp;
+    struct sg_caller *a, *tmp;
 
-    if (!err)
-        fill_result(c, &r);
-    DL_FOREACH_SAFE(attached, a, tmp)
+    DL_FOREACH_SAFE(callers, a, tmp)
     {
-        DL_DELETE(attached, a);
+        DL_DELETE(callers, a);
+        a->answered = true;
         if (a->cancel && sg_cancel_unhook(a->cancel, &a->hangup))
-            attached_unref(a);
-        a->done(a->arg, err ? NULL : &r, err);
-        attached_unref(a);
+            caller_unref(a);
+        a->done(a->arg, r, err);
+        caller_unref(a);
     }
 }
 
-static enum sg_exec_state end_state(struct sg_run *run, const struct sg_error *err)
+static enum sg_exec_state end_state(const struct sg_exec_result *r)
 {
-    struct sg_exec_output out, err_out;
-    struct sg_exit exit;
-
-    if (err)
+    if (!r)
         return SG_EXEC_LOST;
-    sg_run_outcome(run, &out, &err_out, &exit);
-    if (exit.killed_by == SG_KILLED_TIMEOUT)
+    if (r->exit.killed_by == SG_KILLED_TIMEOUT)
         return SG_EXEC_TIMED_OUT;
-    return exit.killed_by == SG_KILLED_NOT ? SG_EXEC_FINISHED : SG_EXEC_KILLED;
+    return r->exit.killed_by == SG_KILLED_NOT ? SG_EXEC_FINISHED : SG_EXEC_KILLED;
 }
 
-/* Marks the command ended and takes its callers. Kept when its id was chosen and its lease lives. */
-static struct attached *settle(struct command *c, const struct sg_error *err, struct command **ret_dropped)
+/* What a kept command needs no more; what it keeps counts. */
+static void strip(struct sg_command *c)
+{
+    struct sg_exec_request *q = &c->request;
+
+    c->weight = sizeof *c;
+    for (size_t i = 0; q->argv && q->argv[i]; i++)
+        c->weight += strlen(q->argv[i]) + 64; /* they live on in `command` */
+    struct sg_exec_request rest = {.command = json_incref(q->command)};
+    memcpy(rest.hash, q->hash, sizeof rest.hash);
+    sg_exec_request_finish(q);
+    *q = rest;
+}
+
+/* Marks the command ended and takes its callers. Its result is kept when its id was chosen, something was started and its lease
+ * lives. */
+static struct sg_caller *settle(struct sg_command *c, const struct sg_exec_result *r, const struct sg_error *err,
+                                struct sg_command **ret_dropped)
 {
     struct sg_execs *x = c->s->execs;
-    enum sg_exec_state state = end_state(c->run, err);
 
     pthread_mutex_lock(&x->lock);
-    struct lease_commands *l = commands_of(x, sg_entry_id(c->lease));
-    bool keep = c->chosen && sg_cancel_fired(sg_entry_cancel(c->lease)) == SG_CANCEL_NONE;
+    bool keep = c->chosen && sg_run_has_started(c->run) && sg_cancel_fired(sg_entry_cancel(c->lease)) == SG_CANCEL_NONE;
     if (!keep) {
-        unlist(x, l, c);
+        sg_commands_remove(x, c);
         DL_APPEND(*ret_dropped, c);
     }
-    c->state = state;
+    c->state = end_state(r);
     c->ended_ms = sg_now_ms();
     if (err)
         sg_error_copy(&c->failure, err);
+    strip(c);
     if (keep) {
-        l->kept++;
-        l->kept_bytes += sg_run_bytes(c->run);
-        prune(x, l->lease_id, ret_dropped);
+        sg_commands_keep(x, c);
+        sg_commands_prune(x, sg_entry_id(c->lease), ret_dropped);
     }
-    struct attached *attached = c->attached;
-    c->attached = NULL;
+    struct sg_caller *callers = c->callers;
+    c->callers = NULL;
     pthread_mutex_unlock(&x->lock);
-    return attached;
+    return callers;
+}
+
+/* Was the sandbox taken down under the running command because its lease ended? That is how it ended, not a fault. */
+static bool ended_with_lease(struct sg_command *c, struct sg_run *run, const struct sg_error *err)
+{
+    struct sg_lease l;
+
+    if ((err->code != SG_SANDBOX_LOST && err->code != SG_LEASE_GONE) || !sg_run_has_started(run) ||
+        sg_cancel_fired(sg_entry_cancel(c->lease)) == SG_CANCEL_NONE)
+        return false;
+    sg_entry_lease(c->lease, &l);
+    bool lost = l.state == SG_LEASE_LOST;
+    sg_lease_finish(&l);
+    return !lost;
 }
 
 static void command_done(void *arg, struct sg_run *run, const struct sg_error *err)
 {
-    struct command *c = arg;
-    struct command *dropped = NULL;
+    struct sg_command *c = arg;
+    struct sg_command *dropped = NULL;
+    struct sg_exec_result r;
 
-    /* The sandbox was taken down under it because its lease ended: that is how it ended, not a fault. */
-    bool taken_down = err && (err->code == SG_SANDBOX_LOST || err->code == SG_LEASE_GONE);
-    if (taken_down && sg_cancel_fired(sg_entry_cancel(c->lease)) != SG_CANCEL_NONE) {
-        struct sg_lease l;
-        sg_entry_lease(c->lease, &l);
-        if (l.state != SG_LEASE_LOST) {
-            sg_run_set_lease_end(run);
-            err = NULL;
-        }
-        sg_lease_finish(&l);
+    if (err && ended_with_lease(c, run, err)) {
+        sg_run_set_lease_end(run);
+        err = NULL;
     }
-    struct attached *attached = settle(c, err, &dropped);
+    if (!err)
+        sg_command_result(c, &r);
+    struct sg_caller *callers = settle(c, err ? NULL : &r, err, &dropped);
     sg_entry_exec_end(c->lease, !err);
-    answer_all(c, attached, err);
-    let_go_all(dropped);
-    command_unref(c);
+    answer_all(callers, err ? NULL : &r, err);
+    if (!err)
+        sg_hold_unref(r.keep);
+    sg_commands_let_go(dropped);
+    sg_command_unref(c);
 }
 
 /* ---- the start ---- */
 
-static int base_env(const struct command *c, struct sg_env *env, struct sg_error *err)
+static int base_env(const struct sg_command *c, struct sg_env *env, struct sg_error *err)
 {
     static const char *const base[][2] = {{"PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
                                           {"HOME", "/home/sandbox"},
@@ -367,14 +229,15 @@ static int base_env(const struct command *c, struct sg_env *env, struct sg_error
     return sg_env_merge(env, &c->request.env, err);
 }
 
-static int start_run(struct command *c, struct sg_sandbox *sb, struct sg_error *err)
+static int start_run(struct sg_command *c, struct sg_sandbox *sb, struct sg_error *err)
 {
     struct sg_env env = {0};
     int64_t cap = c->request.max_output_bytes;
 
     int rc = base_env(c, &env, err);
     if (rc == 0) {
-        struct sg_run_args args = {.sb = sb,
+        struct sg_run_args args = {.memory = &c->s->execs->memory,
+                                   .sb = sb,
                                    .spec = {.argv = (const char *const *)c->request.argv,
                                             .cwd = c->request.cwd,
                                             .env = &env,
@@ -394,21 +257,23 @@ static int start_run(struct command *c, struct sg_sandbox *sb, struct sg_error *
     return rc;
 }
 
-static void fail_start(struct command *c, const struct sg_error *err)
+static void fail_start(struct sg_command *c, const struct sg_error *err)
 {
     struct sg_execs *x = c->s->execs;
+    struct sg_command *dropped = NULL;
 
     pthread_mutex_lock(&x->lock);
-    struct attached *attached = c->attached;
-    c->attached = NULL;
-    unlist(x, commands_of(x, sg_entry_id(c->lease)), c);
+    struct sg_caller *callers = c->callers;
+    c->callers = NULL;
+    sg_commands_remove(x, c);
+    DL_APPEND(dropped, c);
     pthread_mutex_unlock(&x->lock);
     sg_entry_exec_end(c->lease, false);
-    answer_all(c, attached, err);
-    let_go(c);
+    answer_all(callers, NULL, err);
+    sg_commands_let_go(dropped);
 }
 
-static void start(struct command *c, struct sg_sandbox *sb)
+static void start(struct sg_command *c, struct sg_sandbox *sb)
 {
     struct sg_execs *x = c->s->execs;
     struct sg_error err = {0};
@@ -432,9 +297,9 @@ static void start(struct command *c, struct sg_sandbox *sb)
 /* ---- callers ---- */
 
 /* The table's lock is held. The hook is put in by hook_caller(), without it. */
-static struct attached *attach(struct command *c, const struct sg_exec_args *args)
+static struct sg_caller *attach(struct sg_command *c, const struct sg_exec_args *args)
 {
-    struct attached *a = sg_xcalloc(1, sizeof *a);
+    struct sg_caller *a = sg_xcalloc(1, sizeof *a);
 
     a->refs = args->cancel ? 3 : 2; /* the command's, ours until hooked, the hook's */
     a->cmd = c;
@@ -443,15 +308,19 @@ static struct attached *attach(struct command *c, const struct sg_exec_args *arg
     a->hangup.fired = caller_hung_up;
     a->done = args->done;
     a->arg = args->arg;
-    DL_APPEND(c->attached, a);
+    DL_APPEND(c->callers, a);
     return a;
 }
 
-static void hook_caller(struct attached *a)
+/* The command may have ended meanwhile: then the token, which would hold on to all of it, must not keep the hook. */
+static void hook_caller(struct sg_caller *a)
 {
-    if (a->cancel)
+    if (a->cancel) {
         sg_cancel_hook(a->cancel, &a->hangup);
-    attached_unref(a);
+        if (a->answered && sg_cancel_unhook(a->cancel, &a->hangup))
+            caller_unref(a);
+    }
+    caller_unref(a);
 }
 
 static void fail(const struct sg_exec_args *args, struct sg_error *err)
@@ -462,10 +331,10 @@ static void fail(const struct sg_exec_args *args, struct sg_error *err)
 }
 
 /* A command of that id is there: attach to it or answer from it. */
-static void repeat(struct sg_execs *x, struct command *c, const struct sg_exec_args *args)
+static void repeat(struct sg_execs *x, struct sg_command *c, const struct sg_exec_args *args)
 {
     struct sg_error err = {0};
-    struct attached *a = NULL;
+    struct sg_caller *a = NULL;
 
     if (!sg_streq(c->request.hash, args->request->hash))
         sg_error_field(&err, SG_EXEC_ID_CONFLICT, "exec_id", "another command was started under the id \"%s\"", c->id);
@@ -480,19 +349,20 @@ static void repeat(struct sg_execs *x, struct command *c, const struct sg_exec_a
         hook_caller(a);
     if (finished) {
         struct sg_exec_result r;
-        fill_result(c, &r);
+        sg_command_result(c, &r);
         args->done(args->arg, &r, NULL);
+        sg_hold_unref(r.keep);
     }
-    command_unref(c);
+    sg_command_unref(c);
     if (err.code != SG_OK)
         fail(args, &err);
     else
         sg_exec_request_finish(args->request);
 }
 
-static struct command *command_new(struct sg_service *s, const struct sg_exec_args *args)
+static struct sg_command *command_new(struct sg_service *s, const struct sg_exec_args *args)
 {
-    struct command *c = sg_xcalloc(1, sizeof *c);
+    struct sg_command *c = sg_xcalloc(1, sizeof *c);
 
     c->refs = 1;
     c->s = s;
@@ -527,7 +397,7 @@ void sg_service_exec(struct sg_service *s, const struct sg_exec_args *args)
     struct sg_execs *x = s->execs;
     struct sg_error err = {0};
     struct sg_sandbox *sb = NULL;
-    struct command *c, *dropped = NULL;
+    struct sg_command *c, *dropped = NULL;
     const char *id = args->request->exec_id;
 
     if (check_request(s, args->request, &err) < 0) {
@@ -535,7 +405,7 @@ void sg_service_exec(struct sg_service *s, const struct sg_exec_args *args)
         return;
     }
     pthread_mutex_lock(&x->lock);
-    if (id[0] && (c = find(x, args->lease, id)) != NULL) {
+    if (id[0] && (c = sg_commands_find(x, args->lease, id)) != NULL) {
         repeat(x, c, args);
         return;
     }
@@ -545,113 +415,20 @@ void sg_service_exec(struct sg_service *s, const struct sg_exec_args *args)
         return;
     }
     pthread_mutex_lock(&x->lock);
-    if (id[0] && (c = find(x, args->lease, id)) != NULL) { /* another caller was faster */
+    if (id[0] && (c = sg_commands_find(x, args->lease, id)) != NULL) { /* another caller was faster */
         repeat(x, c, args);
         sg_entry_exec_end(args->lease, false);
         sg_sandbox_unref(sb);
         return;
     }
-    prune(x, sg_entry_id(args->lease), &dropped);
+    sg_commands_prune(x, sg_entry_id(args->lease), &dropped);
     c = command_new(s, args);
-    list(x, c);
-    struct attached *a = attach(c, args);
+    sg_commands_add(x, c);
+    struct sg_caller *a = attach(c, args);
     pthread_mutex_unlock(&x->lock);
-    let_go_all(dropped);
+    sg_commands_let_go(dropped);
     start(c, sb);
     hook_caller(a);
-    command_unref(c);
+    sg_command_unref(c);
     sg_sandbox_unref(sb);
-}
-
-/* ---- what is known of commands ---- */
-
-static void fill_info(struct command *c, struct sg_exec_info *i)
-{
-    *i = (struct sg_exec_info){.state = c->state, .started_us = c->started_us};
-    snprintf(i->exec_id, sizeof i->exec_id, "%s", c->id);
-    i->has_result = c->state != SG_EXEC_RUNNING && c->state != SG_EXEC_LOST;
-    if (i->has_result)
-        fill_result(c, &i->result);
-}
-
-static struct command *get(struct sg_execs *x, struct sg_entry *lease, const char *id, struct sg_error *err)
-{
-    pthread_mutex_lock(&x->lock);
-    struct command *c = find(x, lease, id);
-    if (c)
-        c->refs++;
-    pthread_mutex_unlock(&x->lock);
-    if (!c)
-        sg_error_set(err, SG_NOT_FOUND, "the lease has no exec of that id, running or kept");
-    return c;
-}
-
-int sg_service_exec_get(struct sg_service *s, struct sg_entry *lease, const char *id,
-                        void (*fn)(void *arg, const struct sg_exec_info *i), void *arg, struct sg_error *err)
-{
-    struct command *c = get(s->execs, lease, id, err);
-    struct sg_exec_info info;
-
-    if (!c)
-        return -1;
-    pthread_mutex_lock(&s->execs->lock);
-    fill_info(c, &info);
-    pthread_mutex_unlock(&s->execs->lock);
-    fn(arg, &info);
-    command_unref(c);
-    return 0;
-}
-
-void sg_service_exec_list(struct sg_service *s, struct sg_entry *lease, const char *after, size_t limit,
-                          void (*fn)(void *arg, const struct sg_exec_info *i), void *arg, bool *ret_more)
-{
-    struct sg_execs *x = s->execs;
-    struct command *c;
-    size_t n = 0;
-    bool on = after == NULL;
-
-    *ret_more = false;
-    pthread_mutex_lock(&x->lock);
-    struct lease_commands *l = commands_of(x, sg_entry_id(lease));
-    if (l)
-        DL_FOREACH(l->list, c)
-        {
-            struct sg_exec_info info;
-            if (on && !too_old(x, c)) {
-                if (n++ == limit) {
-                    *ret_more = true;
-                    break;
-                }
-                fill_info(c, &info);
-                fn(arg, &info);
-            }
-            on = on || sg_streq(c->id, after);
-        }
-    pthread_mutex_unlock(&x->lock);
-}
-
-int sg_service_exec_kill(struct sg_service *s, struct sg_entry *lease, const char *id, struct sg_error *err)
-{
-    struct command *c = get(s->execs, lease, id, err);
-
-    if (!c)
-        return -1;
-    kill_command(c, SG_KILLED_CALLER);
-    command_unref(c);
-    return 0;
-}
-
-int sg_service_exec_signal(struct sg_service *s, struct sg_entry *lease, const char *id, int signo, struct sg_error *err)
-{
-    struct command *c = get(s->execs, lease, id, err);
-
-    if (!c)
-        return -1;
-    pthread_mutex_lock(&s->execs->lock);
-    bool started = c->started;
-    pthread_mutex_unlock(&s->execs->lock);
-    int rc = started ? sg_run_signal(c->run, signo, err)
-                     : sg_error_set(err, SG_CONFLICT, "the command is only just starting; send the signal again");
-    command_unref(c);
-    return rc;
 }

@@ -21,28 +21,30 @@ struct sg_exec_args {
     struct sg_entry *lease;
     struct sg_exec_request *request; /* moved from */
     struct sg_cancel *cancel;        /* the caller's: a hang-up of the last caller attached kills the command */
-    /* r is borrowed for the callback; NULL with err. */
+    /* r is borrowed for the callback, its output for as long as a reference on r->keep; NULL with err. */
     void (*done)(void *arg, const struct sg_exec_result *r, const struct sg_error *err);
     void *arg;
 };
 /* Runs a command to its end. With a caller-chosen id a repetition of the same body attaches to the running command or gets
- * its kept result; another body is SG_EXEC_ID_CONFLICT. Everything goes to done. */
+ * its kept result (of which older output may be gone: then it counts as truncated); another body is SG_EXEC_ID_CONFLICT. An attempt that
+ * started nothing is forgotten. Everything goes to done. */
 void sg_service_exec(struct sg_service *s, const struct sg_exec_args *a);
 
 /* What is known of one command. */
 struct sg_exec_info {
     char exec_id[SG_ID_MAX];
+    uint64_t seq; /* by the order of starts */
     enum sg_exec_state state;
     int64_t started_us; /* wall clock */
     bool has_result;
-    struct sg_exec_result result; /* borrowed for the callback */
+    struct sg_exec_result result; /* borrowed for the callback; only filled in by sg_service_exec_get() */
 };
 /* Calls fn with what is known of exec `id`; SG_NOT_FOUND. fn must not call back into the service. */
 int sg_service_exec_get(struct sg_service *s, struct sg_entry *lease, const char *id,
                         void (*fn)(void *arg, const struct sg_exec_info *i), void *arg, struct sg_error *err);
-/* The same for every command of the lease that is running or kept, oldest first, after `after` (NULL: all); at most limit; true in
- * *ret_more when there are further ones. */
-void sg_service_exec_list(struct sg_service *s, struct sg_entry *lease, const char *after, size_t limit,
+/* The same, without results, for every command of the lease that is running or kept, oldest first, those whose seq is above `after`; at
+ * most limit; true in *ret_more when there are further ones. fn is called with a lock held. */
+void sg_service_exec_list(struct sg_service *s, struct sg_entry *lease, uint64_t after, size_t limit,
                           void (*fn)(void *arg, const struct sg_exec_info *i), void *arg, bool *ret_more);
 /* Kills the command and all its descendants, also of a finished one. */
 int sg_service_exec_kill(struct sg_service *s, struct sg_entry *lease, const char *id, struct sg_error *err);

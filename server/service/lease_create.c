@@ -112,10 +112,33 @@ static void refuse(struct creation *c)
     sg_error_clear(&err);
 }
 
+/* A lease that was ended before anybody had it: why, as its creator is told. Nothing happened that repeating would double, unless
+ * somebody wanted the end. */
+static void explain_end(struct creation *c)
+{
+    enum sg_end why;
+
+    if ((c->why.code != SG_LEASE_GONE && c->why.code != SG_CANCELLED) || !sg_entry_end_cause(c->entry, &why))
+        return;
+    sg_error_clear(&c->why);
+    if (why == SG_END_SHUTDOWN) {
+        sg_error_set(&c->why, SG_SHUTTING_DOWN, "the server is shutting down");
+        sg_error_retry_after(&c->why, 5);
+    } else if (why == SG_END_LOST) {
+        sg_error_set(&c->why, SG_UNAVAILABLE, "the sandbox died before the lease was ready");
+        sg_error_reason(&c->why, "sandbox_lost");
+        sg_error_retry_after(&c->why, 1);
+    } else {
+        sg_error_set(&c->why, SG_LEASE_GONE, "the lease was ended while it was being created");
+    }
+}
+
 /* The reservation ends without a sandbox. */
 static void give_up(struct creation *c)
 {
     struct sg_store_done done = {.fn = refusal_sealed, .arg = c};
+
+    explain_end(c);
 
     sg_registry_failed(c->s->leases, c->entry, refusal_op(c, &c->why), &c->why, &done);
 }
@@ -284,6 +307,7 @@ static void settled(struct creation *c)
     else if (l.state != SG_LEASE_READY && l.state != SG_LEASE_CREATING)
         sg_error_set(&c->why, SG_LEASE_GONE, "the lease of the same request was ended while it was being created");
     sg_lease_finish(&l);
+    explain_end(c);
     if (c->why.code != SG_OK)
         answer(c, NULL, &c->why);
     else

@@ -181,7 +181,9 @@ void sg_service_delete(struct sg_service *s, struct sg_entry *e, int64_t wait_ms
 
 /* ---- shutdown ---- */
 
+/* Ends that are still to come. Outlives the wait when one of them comes late. */
 struct countdown {
+    _Atomic int refs;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     size_t left;
@@ -190,33 +192,62 @@ struct countdown {
 struct counted {
     struct sg_waiter waiter;
     struct countdown *all;
-    struct sg_entry *entry;
 };
+
+static struct countdown *countdown_new(void)
+{
+    struct countdown *all = sg_xcalloc(1, sizeof *all);
+    pthread_condattr_t attr;
+
+    all->refs = 1;
+    pthread_mutex_init(&all->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&all->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    return all;
+}
+
+static void countdown_unref(struct countdown *all)
+{
+    if (--all->refs > 0)
+        return;
+    pthread_cond_destroy(&all->changed);
+    pthread_mutex_destroy(&all->lock);
+    free(all);
+}
+
+static void count(struct countdown *all, bool up)
+{
+    pthread_mutex_lock(&all->lock);
+    all->left += up ? 1 : (size_t)-1;
+    pthread_cond_signal(&all->changed);
+    pthread_mutex_unlock(&all->lock);
+}
 
 static void one_ended(struct sg_waiter *w)
 {
     struct counted *c = sg_container_of(w, struct counted, waiter);
 
-    pthread_mutex_lock(&c->all->lock);
-    c->all->left--;
-    pthread_cond_signal(&c->all->changed);
-    pthread_mutex_unlock(&c->all->lock);
+    count(c->all, false);
+    countdown_unref(c->all);
+    free(c);
 }
 
-static struct counted *count_live(struct sg_service *s, const struct sg_lease_page *page, struct countdown *all)
+static void count_entry(struct sg_service *s, const char *id, struct countdown *all)
 {
-    struct counted *c = sg_xcalloc(page->n + 1, sizeof *c);
+    struct sg_entry *e;
 
-    for (size_t i = 0; i < page->n; i++) {
-        c[i].waiter.fn = one_ended;
-        c[i].all = all;
-        if (sg_registry_peek(s->leases, NULL, page->items[i].id, &c[i].entry) != 1)
-            continue;
-        all->left++;
-        if (!sg_entry_wait(c[i].entry, SG_WAIT_ENDED, &c[i].waiter))
-            one_ended(&c[i].waiter);
-    }
-    return c;
+    if (sg_registry_peek(s->leases, NULL, id, &e) != 1)
+        return;
+    struct counted *c = sg_xcalloc(1, sizeof *c);
+    c->waiter.fn = one_ended;
+    c->all = all;
+    all->refs++;
+    count(all, true);
+    if (!sg_entry_wait(e, SG_WAIT_ENDED, &c->waiter))
+        one_ended(&c->waiter);
+    sg_entry_unref(e);
 }
 
 static void wait_until(struct countdown *all, int64_t deadline_ms)
@@ -233,40 +264,29 @@ static void wait_until(struct countdown *all, int64_t deadline_ms)
     pthread_mutex_unlock(&all->lock);
 }
 
-/* Ends the live leases of one page; false when there are none. */
-static bool end_page(struct sg_service *s, int64_t deadline_ms)
+/* Waits for the end of one page of leases; false when there are none. */
+static bool wait_for_page(struct sg_service *s, int64_t deadline_ms)
 {
-    struct countdown all = {.lock = PTHREAD_MUTEX_INITIALIZER};
     struct sg_lease_query q = {
         .states = 1U << SG_LEASE_CREATING | 1U << SG_LEASE_READY | 1U << SG_LEASE_RELEASING, .limit = 1000};
     struct sg_lease_page page = {0};
-    pthread_condattr_t attr;
 
-    if (sg_registry_list(s->leases, &q, &page, NULL) < 0 || page.n == 0) {
-        sg_lease_page_finish(&page);
-        return false;
+    bool some = sg_registry_list(s->leases, &q, &page, NULL) == 0 && page.n > 0;
+    if (some) {
+        struct countdown *all = countdown_new();
+        for (size_t i = 0; i < page.n; i++)
+            count_entry(s, page.items[i].id, all);
+        wait_until(all, deadline_ms);
+        countdown_unref(all);
     }
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&all.changed, &attr);
-    pthread_condattr_destroy(&attr);
-    struct counted *c = count_live(s, &page, &all);
-    sg_registry_end_all(s->leases, SG_END_SHUTDOWN);
-    wait_until(&all, deadline_ms);
-    for (size_t i = 0; i < page.n; i++) {
-        if (c[i].entry)
-            sg_entry_unwait(c[i].entry, &c[i].waiter);
-        sg_entry_unref(c[i].entry);
-    }
-    free(c);
-    pthread_cond_destroy(&all.changed);
     sg_lease_page_finish(&page);
-    return true;
+    return some;
 }
 
 void sg_service_end_all(struct sg_service *s, int64_t deadline_ms)
 {
     sg_service_drain(s);
-    while (end_page(s, deadline_ms) && sg_now_ms() < deadline_ms)
-        ;
+    do
+        sg_registry_end_all(s->leases, SG_END_SHUTDOWN);
+    while (wait_for_page(s, deadline_ms) && sg_now_ms() < deadline_ms);
 }

@@ -6,15 +6,24 @@
 #include <pthread.h>
 #include <signal.h>
 
+/* What is kept of both streams, for as long as anybody reads it. */
+struct kept {
+    struct sg_run_memory *memory;
+    size_t reserved;
+    struct sg_buf out, err;
+    struct sg_hold *hold; /* frees it with its last reference */
+};
+
 struct stream {
     struct sg_run *run;
     struct sg_pipe *pipe; /* the exec's, referenced */
-    struct sg_buf kept;
+    struct sg_buf *kept;  /* in run->kept; NULL: nothing more is kept, so that what is kept is the head */
     uint64_t total;
 };
 
 struct sg_run {
     _Atomic int refs;
+    _Atomic bool started;
     pthread_mutex_t lock; /* leaf: guards what follows */
     struct sg_exec *exec; /* until released */
     bool attached;    /* the pipes are connected */
@@ -22,6 +31,7 @@ struct sg_run {
     struct sg_error end_error;
     bool ended;
     struct stream out, err;
+    struct kept *kept; /* one reference on its hold; NULL: dropped */
     struct sg_pipe *in;
     const uint8_t *stdin_data;
     size_t stdin_len, stdin_done;
@@ -30,6 +40,27 @@ struct sg_run {
     void (*done)(void *arg, struct sg_run *run, const struct sg_error *err);
     void *arg;
 };
+
+static void kept_free(void *arg)
+{
+    struct kept *k = arg;
+
+    k->memory->used -= k->reserved;
+    sg_buf_finish(&k->out);
+    sg_buf_finish(&k->err);
+    free(k);
+}
+
+static struct kept *kept_new(struct sg_run_memory *memory, size_t max)
+{
+    struct kept *k = sg_xcalloc(1, sizeof *k);
+
+    k->memory = memory;
+    sg_buf_init(&k->out, max);
+    sg_buf_init(&k->err, max);
+    k->hold = sg_hold_new(kept_free, k);
+    return k;
+}
 
 struct sg_run *sg_run_ref(struct sg_run *run)
 {
@@ -46,8 +77,9 @@ struct sg_run *sg_run_unref(struct sg_run *run)
     sg_pipe_unref(run->out.pipe);
     sg_pipe_unref(run->err.pipe);
     sg_pipe_unref(run->in);
-    sg_buf_finish(&run->out.kept);
-    sg_buf_finish(&run->err.kept);
+    if (run->kept)
+        sg_hold_unref(run->kept->hold);
+    sg_error_clear(&run->end_error);
     pthread_mutex_destroy(&run->lock);
     free(run);
     return NULL;
@@ -63,7 +95,26 @@ static void unref_run(void *arg)
     sg_run_unref(((struct stream *)arg)->run);
 }
 
-/* Takes everything the pipe has; the next byte wakes us again. */
+/* The run's lock is held. What once was not kept ends the keeping: a hole in the output would be worse than its end. */
+static void keep(struct stream *s, const char *data, size_t n)
+{
+    struct kept *k = s->run->kept;
+
+    if (!s->kept)
+        return;
+    size_t room = s->kept->cap - s->kept->len;
+    size_t want = n < room ? n : room;
+    if ((k->memory->used += want) > k->memory->max || sg_buf_add_some(s->kept, data, want) < want) {
+        k->memory->used -= want;
+        s->kept = NULL;
+        return;
+    }
+    k->reserved += want;
+    if (want < n)
+        s->kept = NULL;
+}
+
+/* Takes everything the pipe has; the next byte wakes us again. After the end nothing may change any more. */
 static void collect(void *arg)
 {
     struct stream *s = arg;
@@ -71,9 +122,9 @@ static void collect(void *arg)
     ssize_t n;
 
     pthread_mutex_lock(&s->run->lock);
-    while (s->pipe && (n = sg_pipe_read(s->pipe, piece, sizeof piece)) > 0) {
+    while (!s->run->ended && (n = sg_pipe_read(s->pipe, piece, sizeof piece)) > 0) {
         s->total += (uint64_t)n;
-        sg_buf_add_some(&s->kept, piece, (size_t)n);
+        keep(s, piece, (size_t)n);
     }
     pthread_mutex_unlock(&s->run->lock);
 }
@@ -147,8 +198,9 @@ static void report_end(struct sg_run *run, const struct sg_exit *exit, const str
         finish(run, err);
 }
 
-static void on_started(void *arg SG_UNUSED)
+static void on_started(void *arg)
 {
+    ((struct sg_run *)arg)->started = true;
 }
 
 static void on_failed(void *arg, const struct sg_error *err)
@@ -198,8 +250,9 @@ int sg_run_start(const struct sg_run_args *args, struct sg_run **ret, struct sg_
     run->refs = 2; /* the caller's and the sink's */
     pthread_mutex_init(&run->lock, NULL);
     run->out.run = run->err.run = run;
-    sg_buf_init(&run->out.kept, args->max_output_bytes);
-    sg_buf_init(&run->err.kept, args->max_output_bytes);
+    run->kept = kept_new(args->memory, args->max_output_bytes);
+    run->out.kept = &run->kept->out;
+    run->err.kept = &run->kept->err;
     run->stdin_data = args->stdin_data;
     run->stdin_len = args->stdin_len;
     run->started_us = sg_now_us();
@@ -229,16 +282,37 @@ int sg_run_signal(struct sg_run *run, int signo, struct sg_error *err)
     return run->exec->ops->signal(run->exec, signo, err);
 }
 
-void sg_run_outcome(struct sg_run *run, struct sg_exec_output *out, struct sg_exec_output *err_out, struct sg_exit *exit)
+bool sg_run_has_started(const struct sg_run *run)
 {
-    *out = (struct sg_exec_output){run->out.kept.data, run->out.kept.len, run->out.total};
-    *err_out = (struct sg_exec_output){run->err.kept.data, run->err.kept.len, run->err.total};
-    *exit = run->exit;
+    return run->started;
+}
+
+void sg_run_outcome(struct sg_run *run, struct sg_exec_result *ret)
+{
+    pthread_mutex_lock(&run->lock);
+    const struct kept *k = run->kept;
+    ret->keep = k ? sg_hold_ref(k->hold) : NULL;
+    ret->out = (struct sg_exec_output){k ? k->out.data : NULL, k ? k->out.len : 0, run->out.total};
+    ret->err = (struct sg_exec_output){k ? k->err.data : NULL, k ? k->err.len : 0, run->err.total};
+    ret->exit = run->exit;
+    pthread_mutex_unlock(&run->lock);
 }
 
 size_t sg_run_bytes(struct sg_run *run)
 {
-    return run->out.kept.len + run->err.kept.len;
+    pthread_mutex_lock(&run->lock);
+    size_t n = run->kept ? run->kept->out.len + run->kept->err.len : 0;
+    pthread_mutex_unlock(&run->lock);
+    return n;
+}
+
+void sg_run_drop_output(struct sg_run *run)
+{
+    pthread_mutex_lock(&run->lock);
+    struct kept *k = sg_steal(&run->kept);
+    pthread_mutex_unlock(&run->lock);
+    if (k)
+        sg_hold_unref(k->hold);
 }
 
 void sg_run_set_lease_end(struct sg_run *run)

@@ -11,7 +11,14 @@
 
 struct sg_run;
 
+/* What all commands together may keep of their output; embedded in the service, outlives every run. */
+struct sg_run_memory {
+    _Atomic size_t used;
+    size_t max;
+};
+
 struct sg_run_args {
+    struct sg_run_memory *memory; /* when it is used up, output is counted and no longer kept */
     struct sg_sandbox *sb;
     struct sg_exec_spec spec;   /* borrowed for the call */
     const uint8_t *stdin_data;  /* borrowed until done; NULL: none */
@@ -33,10 +40,15 @@ void sg_run_kill(struct sg_run *run, enum sg_killed_by why);
 /* SG_CONFLICT once the command has ended. */
 int sg_run_signal(struct sg_run *run, int signo, struct sg_error *err);
 
-/* After done(NULL): what came out and how it ended. Borrowed from run. */
-void sg_run_outcome(struct sg_run *run, struct sg_exec_output *out, struct sg_exec_output *err_out, struct sg_exit *exit);
+/* Did the command's process exist? After done: false means that nothing was started. */
+bool sg_run_has_started(const struct sg_run *run);
+/* After done(NULL): what came out and how it ended, into out, err, exit and keep; the output lives as long as that reference, which
+ * is the caller's. */
+void sg_run_outcome(struct sg_run *run, struct sg_exec_result *ret);
 /* After done: bytes of output held. */
 size_t sg_run_bytes(struct sg_run *run);
+/* After done: what is kept of the output is given up; how much there was is still known. */
+void sg_run_drop_output(struct sg_run *run);
 /* After done with an error because the sandbox ended under it: turns the run into one that was killed by the end of its
  * lease, with the output so far. */
 void sg_run_set_lease_end(struct sg_run *run);

@@ -25,6 +25,7 @@ struct sg_service_config {
     int64_t exec_timeout_default_ms;
     int64_t exec_timeout_max_ms;
     size_t exec_output_max;  /* default and maximum of max_output_bytes */
+    size_t exec_memory_max;  /* bytes of output that all commands together keep */
     size_t exec_history_max; /* bytes of finished results kept per lease */
     int64_t exec_history_ttl_ms;
     size_t file_list_max; /* entries of one answer */

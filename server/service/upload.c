@@ -202,6 +202,11 @@ static void sink_opened(void *arg, struct sg_file_sink *sink, const struct sg_er
     u->refs += 2; /* the hook's, and ours until the end of this function */
     sg_cancel_hook(sg_entry_cancel(u->lease), &u->lease_end);
     sg_pipe_set_reader(u->body, &w);
+    pthread_mutex_lock(&u->lock);
+    bool over = u->over;
+    pthread_mutex_unlock(&u->lock);
+    if (over) /* it ended meanwhile, and removed no waker: pipe and upload would hold on to each other */
+        sg_pipe_set_reader(u->body, NULL);
     upload_unref(u);
 }
 

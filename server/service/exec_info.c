@@ -1,0 +1,102 @@
+/* What is known of commands, and what can be done to them from outside. */
+#include "service/execs_priv.h"
+
+#include <stdio.h>
+
+const char *sg_exec_state_name(enum sg_exec_state s)
+{
+    static const char *const names[] = {"running", "finished", "killed", "timed_out", "lost"};
+
+    return names[s];
+}
+
+/* Under the lock. has_result says whether there is one; it is not filled in. */
+static void fill_info(const struct sg_command *c, struct sg_exec_info *i)
+{
+    *i = (struct sg_exec_info){.seq = c->seq, .state = c->state, .started_us = c->started_us};
+    snprintf(i->exec_id, sizeof i->exec_id, "%s", c->id);
+    i->has_result = c->state != SG_EXEC_RUNNING && c->state != SG_EXEC_LOST;
+}
+
+static struct sg_command *get(struct sg_execs *x, struct sg_entry *lease, const char *id, struct sg_error *err)
+{
+    pthread_mutex_lock(&x->lock);
+    struct sg_command *c = sg_commands_find(x, lease, id);
+    if (c)
+        c->refs++;
+    pthread_mutex_unlock(&x->lock);
+    if (!c)
+        sg_error_set(err, SG_NOT_FOUND, "the lease has no exec of that id, running or kept");
+    return c;
+}
+
+int sg_service_exec_get(struct sg_service *s, struct sg_entry *lease, const char *id,
+                        void (*fn)(void *arg, const struct sg_exec_info *i), void *arg, struct sg_error *err)
+{
+    struct sg_command *c = get(s->execs, lease, id, err);
+    struct sg_exec_info info;
+
+    if (!c)
+        return -1;
+    pthread_mutex_lock(&s->execs->lock);
+    fill_info(c, &info);
+    pthread_mutex_unlock(&s->execs->lock);
+    if (info.has_result)
+        sg_command_result(c, &info.result);
+    fn(arg, &info);
+    sg_hold_unref(info.result.keep);
+    sg_command_unref(c);
+    return 0;
+}
+
+void sg_service_exec_list(struct sg_service *s, struct sg_entry *lease, uint64_t after, size_t limit,
+                          void (*fn)(void *arg, const struct sg_exec_info *i), void *arg, bool *ret_more)
+{
+    struct sg_execs *x = s->execs;
+    struct sg_command *c;
+    size_t n = 0;
+
+    *ret_more = false;
+    pthread_mutex_lock(&x->lock);
+    struct sg_lease_commands *l = sg_commands_of(x, sg_entry_id(lease));
+    if (l)
+        DL_FOREACH(l->list, c)
+        {
+            struct sg_exec_info info;
+            if (c->seq <= after || sg_commands_too_old(x, c))
+                continue;
+            if (n++ == limit) {
+                *ret_more = true;
+                break;
+            }
+            fill_info(c, &info);
+            fn(arg, &info);
+        }
+    pthread_mutex_unlock(&x->lock);
+}
+
+int sg_service_exec_kill(struct sg_service *s, struct sg_entry *lease, const char *id, struct sg_error *err)
+{
+    struct sg_command *c = get(s->execs, lease, id, err);
+
+    if (!c)
+        return -1;
+    sg_command_kill(c, SG_KILLED_CALLER);
+    sg_command_unref(c);
+    return 0;
+}
+
+int sg_service_exec_signal(struct sg_service *s, struct sg_entry *lease, const char *id, int signo, struct sg_error *err)
+{
+    struct sg_command *c = get(s->execs, lease, id, err);
+
+    if (!c)
+        return -1;
+    pthread_mutex_lock(&s->execs->lock);
+    bool started = c->started;
+    pthread_mutex_unlock(&s->execs->lock);
+    int rc = started ? sg_run_signal(c->run, signo, err)
+                     : sg_error_set(err, SG_CONFLICT, "the command is only just starting; send the signal again");
+    sg_command_unref(c);
+    return rc;
+}
