@@ -33,6 +33,7 @@ static const struct {
     [SG_LEASE_NOT_READY] = {"lease_not_ready", 409, "The lease is not ready"},
     [SG_LEASE_GONE] = {"lease_gone", 410, "The lease has ended"},
     [SG_SANDBOX_LOST] = {"sandbox_lost", 410, "The sandbox was lost"},
+    [SG_HISTORY_DROPPED] = {"history_dropped", 410, "That part of the output is no longer kept"},
     [SG_PRECONDITION_FAILED] = {"precondition_failed", 412, "A precondition does not hold"},
     [SG_PAYLOAD_TOO_LARGE] = {"payload_too_large", 413, "The body is too large"},
     [SG_URI_TOO_LONG] = {"uri_too_long", 414, "The request target is too long"},

@@ -32,7 +32,15 @@ bool sg_utf8_valid(const void *data, size_t len)
 {
     const unsigned char *p = data;
     size_t i = 0;
+    uint64_t eight;
     while (i < len) {
+        /* Most text is plain. */
+        while (len - i >= sizeof eight && (memcpy(&eight, p + i, sizeof eight), (eight & UINT64_C(0x8080808080808080)) == 0)) {
+            i += sizeof eight;
+        }
+        if (i == len) {
+            break;
+        }
         int n = utf8_char(p + i, len - i);
         if (n <= 0) {
             return false;

@@ -225,16 +225,12 @@ static json_t *string_or_null(const char *s)
     return s ? json_string(s) : json_null();
 }
 
-json_t *sg_exec_result_json(const struct sg_exec_result *r)
+/* How it ended. */
+static int add_exit(json_t *o, const struct sg_exec_result *r)
 {
-    json_t *o = json_object();
     const struct sg_exit *x = &r->exit;
     int bad = 0;
 
-    bad |= json_object_set_new(o, "exec_id", json_string(r->exec_id));
-    bad |= json_object_set_new(o, "cmd", sg_json_ref(r->command));
-    bad |= add_output(o, "stdout", &r->out);
-    bad |= add_output(o, "stderr", &r->err);
     bad |= json_object_set_new(o, "returncode", x->signal ? json_null() : json_integer(x->returncode));
     bad |= json_object_set_new(o, "signal", string_or_null(x->signal ? sg_signal_name(x->signal) : NULL));
     bad |= json_object_set_new(o, "timed_out", json_boolean(x->killed_by == SG_KILLED_TIMEOUT));
@@ -243,9 +239,39 @@ json_t *sg_exec_result_json(const struct sg_exec_result *r)
     bad |= json_object_set_new(o, "timeout", json_real((double)r->timeout_ms / 1000.0));
     bad |= json_object_set_new(o, "duration_seconds", json_real((double)x->duration_us / 1e6));
     bad |= json_object_set_new(o, "metadata", json_object());
-    if (bad) {
-        sg_json_unref(o);
-        return NULL;
-    }
-    return o;
+    return bad;
+}
+
+static json_t *or_null(json_t *o, int bad)
+{
+    if (!bad)
+        return o;
+    sg_json_unref(o);
+    return NULL;
+}
+
+json_t *sg_exec_result_json(const struct sg_exec_result *r)
+{
+    json_t *o = json_object();
+    int bad = 0;
+
+    bad |= json_object_set_new(o, "exec_id", json_string(r->exec_id));
+    bad |= json_object_set_new(o, "cmd", sg_json_ref(r->command));
+    bad |= add_output(o, "stdout", &r->out);
+    bad |= add_output(o, "stderr", &r->err);
+    bad |= add_exit(o, r);
+    return or_null(o, bad);
+}
+
+json_t *sg_exec_exit_json(const struct sg_exec_result *r)
+{
+    json_t *o = json_object();
+    int bad = 0;
+
+    bad |= json_object_set_new(o, "exec_id", json_string(r->exec_id));
+    bad |= json_object_set_new(o, "cmd", sg_json_ref(r->command));
+    bad |= json_object_set_new(o, "stdout_bytes_total", json_integer((json_int_t)r->out.total));
+    bad |= json_object_set_new(o, "stderr_bytes_total", json_integer((json_int_t)r->err.total));
+    bad |= add_exit(o, r);
+    return or_null(o, bad);
 }

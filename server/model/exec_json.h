@@ -48,6 +48,8 @@ struct sg_exec_result {
 
 /* The 200 body of a synchronous exec. Output that is not valid UTF-8 is base64 and says so. NULL when memory is out. */
 json_t *sg_exec_result_json(const struct sg_exec_result *r);
+/* The same without the output itself: what the last event of a stream says. */
+json_t *sg_exec_exit_json(const struct sg_exec_result *r);
 
 /* The `env` member of any request: object of strings. */
 int sg_env_parse(const json_t *v, const char *path, struct sg_env *ret, struct sg_error *err);
