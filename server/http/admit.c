@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <strings.h>
 
-#include "base/id.h"
 #include "http/auth.h"
 #include "http/layout.h"
 #include "http/request_priv.h"
@@ -86,13 +85,24 @@ static bool traceparent_ok(const char *s)
     return true;
 }
 
+static const char *make_id(struct sg_request *r)
+{
+    static const char digits[] = "0123456789abcdef";
+    size_t len = strlen(r->http->id_prefix);
+    char *id = sg_req_alloc(r, len + 9);
+    uint32_t n = atomic_fetch_add(&r->http->id_count, 1);
+    memcpy(id, r->http->id_prefix, len);
+    for (size_t i = 0; i < 8; i++)
+        id[len + i] = digits[(n >> (28 - 4 * i)) & 15];
+    id[len + 8] = '\0';
+    return id;
+}
+
 static void take_ids(struct sg_request *r)
 {
     const char *id = sg_req_header(r, "X-Request-Id");
     if (!id || !id_ok(id)) {
-        char *made = sg_req_alloc(r, SG_ID_MAX);
-        sg_id_new("req", made);
-        id = made;
+        id = make_id(r);
     }
     r->id = id;
     const char *trace = sg_req_header(r, "traceparent");

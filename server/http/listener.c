@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/hash.h"
 #include "base/str.h"
 #include "http/request_priv.h"
 
@@ -197,7 +198,7 @@ static void fill_defaults(struct sg_http_config *c)
     c->max_body = c->max_body ? c->max_body : (size_t)1024 * 1024;
     c->max_requests = c->max_requests ? c->max_requests : 4096;
     c->max_connections = c->max_connections ? c->max_connections : 8192;
-    c->connection_memory = c->connection_memory ? c->connection_memory : (size_t)64 * 1024;
+    c->connection_memory = c->connection_memory ? c->connection_memory : (size_t)32 * 1024;
     c->body_pipe = c->body_pipe ? c->body_pipe : (size_t)256 * 1024;
     c->header_ms = or_default(c->header_ms, 10 * 1000);
     c->idle_ms = or_default(c->idle_ms, 75 * 1000);
@@ -246,6 +247,16 @@ static int make_routers(struct sg_http *h, struct sg_error *err)
     return 0;
 }
 
+/* Request ids are told apart, not kept secret: a random prefix per server and a counter. */
+static void make_id_prefix(struct sg_http *h)
+{
+    uint8_t random[6];
+    char hex[2 * sizeof random + 1];
+    sg_random(random, sizeof random);
+    sg_hex(random, sizeof random, hex);
+    snprintf(h->id_prefix, sizeof h->id_prefix, "req_%s", hex);
+}
+
 static struct sg_http *http_alloc(const struct sg_http_config *cfg)
 {
     pthread_condattr_t attr;
@@ -265,6 +276,7 @@ static struct sg_http *http_alloc(const struct sg_http_config *cfg)
     h->quiesced = sg_xcalloc(h->cfg.daemons, sizeof(int));
     for (unsigned i = 0; i < h->cfg.daemons; i++)
         h->quiesced[i] = -1;
+    make_id_prefix(h);
     return h;
 }
 

@@ -213,7 +213,8 @@ const char *sg_req_header(const struct sg_request *r, const char *name)
 {
     const char *v = NULL;
     for (size_t i = 0; i < r->n_headers; i++) {
-        if (strcasecmp(r->headers[i].name, name) != 0)
+        const char *have = r->headers[i].name;
+        if ((have[0] | 0x20) != (name[0] | 0x20) || strcasecmp(have, name) != 0)
             continue;
         if (v)
             return NULL;

@@ -26,6 +26,8 @@
 
 /* Bytes of a refused body we read for the sake of answering on a connection that stays usable. */
 #define SG_DRAIN_MAX ((uint64_t)256 * 1024)
+/* What files and pipes of known length are read in. */
+#define SG_BLOCK ((size_t)64 * 1024)
 
 /* ---- connections: hangup.c ---- */
 
@@ -240,6 +242,8 @@ struct sg_http {
     struct MHD_Daemon **daemons;
     unsigned n_daemons;
     uint16_t port;
+    char id_prefix[24];
+    _Atomic uint32_t id_count;
     _Atomic unsigned requests;
     _Atomic unsigned connections;
     _Atomic bool draining;

@@ -79,8 +79,7 @@ static void release(void *arg)
 struct MHD_Response *sg_stream_response(struct sg_request *r)
 {
     uint64_t size = r->answer.content_length < 0 ? MHD_SIZE_UNKNOWN : (uint64_t)r->answer.content_length;
-    size_t block = r->http->cfg.connection_memory / 2;
-    struct MHD_Response *resp = MHD_create_response_from_callback(size, block, read_pipe, sg_req_get(r), release);
+    struct MHD_Response *resp = MHD_create_response_from_callback(size, SG_BLOCK, read_pipe, sg_req_get(r), release);
     if (!resp) {
         sg_req_put(r);
         return NULL;
@@ -115,11 +114,10 @@ static void release_file(void *arg)
 
 struct MHD_Response *sg_file_response(struct sg_request *r)
 {
-    size_t block = r->http->cfg.connection_memory;
     if (r->answer.fd_len == 0)
         return MHD_create_response_from_buffer(0, (void *)(uintptr_t) "", MHD_RESPMEM_PERSISTENT);
     struct MHD_Response *resp =
-        MHD_create_response_from_callback(r->answer.fd_len, block, read_file, sg_req_get(r), release_file);
+        MHD_create_response_from_callback(r->answer.fd_len, SG_BLOCK, read_file, sg_req_get(r), release_file);
     if (!resp)
         sg_req_put(r);
     return resp;

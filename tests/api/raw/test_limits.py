@@ -30,7 +30,7 @@ def test_slow_loris():
 
 
 def test_slow_first_byte_and_idle():
-    with Server(header_ms=400, idle_ms=400) as s:
+    with Server(header_ms=1500, idle_ms=1500) as s:
         with s.conn() as c:
             assert c.closed()
         with s.conn() as c:
@@ -39,13 +39,13 @@ def test_slow_first_byte_and_idle():
         with s.conn() as c:
             for _ in range(4):
                 assert c.usable()
-                time.sleep(0.2)
+                time.sleep(0.5)
 
 
 def test_waiting_is_not_idle():
-    with Server(header_ms=300, idle_ms=300, body_ms=300) as s:
+    with Server(header_ms=700, idle_ms=700, body_ms=700) as s:
         with s.conn() as c:
-            assert c.get("/slow?ms=1500").reply().status == 200
+            assert c.get("/slow?ms=2000").reply().status == 200
             assert c.get("/stream?bytes=5&every_ms=300").reply().body == b"xxxxx"
             c.send("PUT /upload?each=1000&every_ms=200 HTTP/1.1\r\nHost: h\r\nContent-Length: 9000\r\n\r\n" + "x" * 9000)
             assert c.reply().json() == {"bytes": 9000}
@@ -73,12 +73,12 @@ def test_slow_body(head):
 
 
 def test_slow_but_moving_upload_goes_on():
-    with Server(body_ms=400) as s:
+    with Server(body_ms=1000) as s:
         with s.conn() as c:
             c.send("PUT /upload HTTP/1.1\r\nHost: h\r\nContent-Length: 20000\r\n\r\n")
             for _ in range(10):
                 c.send("x" * 2000)
-                time.sleep(0.2)
+                time.sleep(0.25)
             assert c.reply().json() == {"bytes": 20000}
 
 
