@@ -51,16 +51,20 @@ static int check_token(void *arg, const char *token, size_t len, const struct sg
     return sg_auth_check(((struct sg_api *)arg)->auth, token, len, ret, err);
 }
 
-/* The one log line of a request. */
+/* The one log line of a request. Without its query: that of a relayed one may hold the application's secrets, and that of a caller
+ * who mistakes it for the place of a token ours. */
 static void request_done(void *arg, const struct sg_http_event *e)
 {
     struct sg_api *api = arg;
     struct sg_log_line l;
+    char path[1024];
+
+    snprintf(path, sizeof path, "%.*s", (int)strcspn(e->target, "?"), e->target);
 
     sg_metrics_count_request(api->metrics, e);
     sg_log_begin(&l, api->log, e->status >= 500 ? SG_LOG_WARN : SG_LOG_INFO, "request");
     sg_log_str(&l, "method", e->method);
-    sg_log_str(&l, "target", e->target);
+    sg_log_str(&l, "path", path);
     sg_log_str(&l, "operation", e->operation_id);
     sg_log_int(&l, "status", e->status);
     sg_log_bool(&l, "complete", e->complete);
@@ -271,7 +275,8 @@ static void announce(struct app *a, const char *event, const char *address, uint
 
 /* Figures on an address of their own, for scrapers that have no token. */
 static const struct sg_route metrics_routes[] = {
-    {.method = "GET", .path = "/metrics", .operation_id = "metrics", .auth = SG_AUTH_NONE, .handle = sg_route_metrics_open, .always = true},
+    {.method = "GET", .path = "/metrics", .operation_id = "metrics", .auth = SG_AUTH_NONE, .handle = sg_route_metrics_open, .always = true,
+     .produces = SG_ANY_TYPE},
 };
 
 static int listen_for_metrics(struct app *a, struct sg_error *err)

@@ -87,10 +87,6 @@ static void change_free(struct change *c)
 static void drain_run(struct sg_task *t)
 {
     struct change *c = (struct change *)t;
-    struct local *l = c->pool->l;
-    (void)pthread_mutex_lock(&l->lock);
-    c->pool->draining = c->on;
-    (void)pthread_mutex_unlock(&l->lock);
     if (c->on) {
         struct sg_error err = {0};
         sg_error_set(&err, SG_UNAVAILABLE, "local pool \"%s\" is drained", c->pool->cfg.name);
@@ -105,7 +101,11 @@ static void drain_run(struct sg_task *t)
 static int drain(struct sg_driver *d, const char *pool, bool on, struct sg_error *err)
 {
     struct pool *p = local_pool((struct local *)d, pool, err);
-    return p == NULL ? -1 : post_change(p, NULL, on, drain_run, err);
+    if (p == NULL) {
+        return -1;
+    }
+    atomic_store(&p->draining, on); /* here, so that whoever asked sees it done */
+    return post_change(p, NULL, on, drain_run, err);
 }
 
 static void recycle_run(struct sg_task *t)

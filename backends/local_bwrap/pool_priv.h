@@ -126,9 +126,8 @@ struct pool {
     struct waiter *waiters;
     struct sg_timer health;
 
-    /* written under local.lock */
-    size_t n_waiters;
-    bool draining;
+    _Atomic bool draining; /* written by any thread */
+    size_t n_waiters;      /* written under local.lock */
 };
 
 struct local {

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <strings.h>
 
+#include "http/accept.h"
 #include "http/auth.h"
 #include "http/layout.h"
 #include "http/request_priv.h"
@@ -111,22 +112,28 @@ static void take_ids(struct sg_request *r)
 
 /* ---- who ---- */
 
+/* The value after "Bearer "; NULL for another scheme, which is not ours. */
+static const char *bearer_token(const struct sg_request *r)
+{
+    const char *value = sg_req_header(r, "Authorization");
+    if (!value || strncasecmp(value, "Bearer ", 7) != 0)
+        return NULL;
+    return value + 7 + strspn(value + 7, " ");
+}
+
+/* Goes to a service that has its own say about credentials and types. */
+static bool relayed(const struct sg_request *r)
+{
+    return r->match.route && sg_streq(r->match.route->method, "*");
+}
+
 static int find_token(struct sg_request *r, const char **ret, struct sg_error *err)
 {
-    const char *bearer = sg_req_header(r, "Authorization");
+    const char *bearer = bearer_token(r);
     const char *key = sg_req_header(r, "X-API-Key");
-    *ret = key;
-    if (!bearer)
-        return 0;
-    if (key && r->match.route && r->match.route->auth == SG_AUTH_NONE)
-        return 0; /* a relayed request: Authorization is the application's */
-    if (key)
+    *ret = key ? key : bearer;
+    if (key && bearer && !relayed(r)) /* else the other one is the service's */
         return sg_error_field(err, SG_INVALID_REQUEST, "Authorization", "both Authorization and X-API-Key");
-    if (strncasecmp(bearer, "Bearer ", 7) != 0)
-        return sg_error_set(err, SG_UNAUTHORIZED, "the Authorization scheme must be Bearer");
-    for (bearer += 7; *bearer == ' ';)
-        bearer++;
-    *ret = bearer;
     return 0;
 }
 
@@ -182,6 +189,21 @@ static int find_route(struct sg_request *r, char *allow, size_t allow_size, stru
     }
     return sg_router_find(by_host ? h->host_router : h->router, r->method, r->target, r->path_len, &r->match,
                           allow, allow_size, err);
+}
+
+const char *const SG_ANY_TYPE[] = {"*/*", NULL};
+
+static int check_accept(const struct sg_request *r, struct sg_error *err)
+{
+    static const char *const json[] = {"application/json", NULL};
+    const char *const *types = r->match.route->produces ? r->match.route->produces : json;
+    if (types == SG_ANY_TYPE || relayed(r))
+        return 0;
+    for (const char *const *t = types; *t; t++)
+        if (sg_accepts(r->headers, r->n_headers, *t))
+            return 0;
+    return sg_error_field(err, SG_NOT_ACCEPTABLE, "Accept", "this is answered with %s%s", types[0],
+                          types[1] ? " and others" : "");
 }
 
 static bool is_json_type(const char *type)
@@ -244,7 +266,7 @@ int sg_admit(struct sg_request *r, struct MHD_Connection *mhd, const char *metho
         return -1;
     if (!r->match.route)
         return 0;
-    if (authenticate(r, err) < 0 || sg_req_decode(r, err) < 0)
+    if (authenticate(r, err) < 0 || sg_req_decode(r, err) < 0 || check_accept(r, err) < 0)
         return -1;
     return check_body(r, err);
 }

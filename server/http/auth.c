@@ -191,7 +191,7 @@ int sg_auth_check(struct sg_auth *a, const char *token, size_t len, const struct
         e = find(s, token, len);
     if (!e) {
         set_unref(s);
-        return sg_error_set(err, SG_UNAUTHORIZED, token ? "the token is not known" : "a token is required");
+        return sg_error_set(err, SG_UNAUTHORIZED, token ? "the token is not known" : "a token is required: Authorization: Bearer TOKEN, or X-API-Key");
     }
     *ret = &e->principal; /* keeps the set's reference */
     return 0;

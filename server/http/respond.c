@@ -113,8 +113,8 @@ void sg_respond_owned(struct sg_request *r, int status, const char *content_type
 
 static void no_memory(struct sg_answer *a)
 {
-    static const char text[] = "{\"type\":\"urn:sandgate:error:no_memory\",\"title\":\"Out of memory\","
-                               "\"status\":503,\"code\":\"no_memory\"}\n";
+    static const char text[] = "{\"type\":\"urn:sandgate:error:out_of_memory\",\"title\":\"Out of memory\",\"status\":503,"
+                               "\"detail\":\"no memory for the answer\",\"code\":\"out_of_memory\",\"request_id\":\"\"}\n";
     a->status = 503;
     a->content_type = "application/problem+json";
     a->data = sg_xstrdup(text);

@@ -41,9 +41,15 @@ struct sg_route {
      * gets its query undecoded and unchecked. */
     const char *const *query;
     bool raw_query;
+    /* Media types of its successful answers, NULL-terminated; a caller who takes none of them gets 406. NULL:
+     * application/json. SG_ANY_TYPE, or method "*": Accept is not looked at. */
+    const char *const *produces;
     bool always;       /* answered also while overloaded or draining (health, metrics) */
     uint64_t max_body; /* bytes; 0: the server's for JSON, no limit for STREAM */
 };
+
+/* Answers of the caller's own bytes, or of none, or that must come whatever a probe asks for. */
+extern const char *const SG_ANY_TYPE[];
 
 struct sg_router;
 

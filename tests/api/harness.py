@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -44,6 +45,28 @@ class Response:
 
     def __repr__(self):
         return f"<{self.status} {self.body[:600]!r}>"
+
+
+def check_answer(method, path, r):
+    """What holds for every answer of ours, whatever a test is about."""
+    if "/proxy/" in path and not r.header("Sandgate-Error"):
+        return  # the service's own
+    assert r.header("X-Request-Id"), r
+    if r.status < 400:
+        return
+    assert r.header("Content-Type") == "application/problem+json" and r.header("Cache-Control") == "no-store", (r.headers.items(), r)
+    if r.status == 401:
+        assert r.header("WWW-Authenticate") == "Bearer"
+    if r.status == 405:
+        assert r.header("Allow")
+    if method == "HEAD":
+        return
+    p = r.json()
+    assert {"type", "title", "status", "detail", "code", "request_id"} <= set(p), p
+    assert p["status"] == r.status and p["request_id"] == r.header("X-Request-Id") and p["detail"] and p["title"], p
+    assert p["type"] == "urn:sandgate:error:" + p["code"] and re.fullmatch("[a-z][a-z0-9_]*", p["code"]), p
+    if r.status in (429, 503):
+        assert int(r.header("Retry-After")) == p["retry_after"] >= 1, (r.headers.items(), p)
 
 
 class Client:
@@ -92,6 +115,7 @@ class Client:
         out = Response(r.status, r.headers, r.read())
         if r.will_close:
             self.close()
+        check_answer(method, self.prefix + path, out)
         self.server.observe(method, self.prefix + path, out)
         return out
 
