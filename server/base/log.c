@@ -90,6 +90,16 @@ static bool put_key(struct sg_log_line *l, const char *key)
     return true;
 }
 
+/* How many bytes at the start of value stand for themselves: nearly always all of them. */
+static size_t plain(const char *value, size_t n)
+{
+    size_t i = 0;
+    while (i < n && value[i] >= 0x20 && value[i] < 0x7f && value[i] != '"' && value[i] != '\\') {
+        i++;
+    }
+    return i;
+}
+
 void sg_log_str(struct sg_log_line *l, const char *key, const char *value)
 {
     if (value == NULL || *value == '\0' || !put_key(l, key)) {
@@ -100,12 +110,19 @@ void sg_log_str(struct sg_log_line *l, const char *key, const char *value)
     put(l, "\"", 1);
     while (left > 0) {
         char text[8];
-        size_t taken = escape(value, left, text);
-        size_t n = strlen(text);
-        if (used + n > VALUE_MAX || room(l) < n + 1) {
+        const char *from = value;
+        size_t most = VALUE_MAX - used < room(l) - 1 ? VALUE_MAX - used : room(l) - 1;
+        size_t taken = plain(value, left < most ? left : most);
+        size_t n = taken;
+        if (n == 0) {
+            taken = escape(value, left, text);
+            from = text;
+            n = strlen(text);
+        }
+        if (n > most) {
             break;
         }
-        put(l, text, n);
+        put(l, from, n);
         used += n;
         value += taken;
         left -= taken;

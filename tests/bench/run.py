@@ -160,7 +160,7 @@ def exec_warm(b):
     with server(1) as s:
         _, (lease,) = leases(s, 1)
         f = b.request_file("exec", "POST", f"/leases/{lease}/exec", b'{"command":"true"}')
-        rounds = b.interleave(lambda: b.tool("http", s.port, 1, 60000, n, f)["latency_p50_us"],
+        rounds = b.interleave(lambda: b.tool("http", s.port, 1, 60000, n, "sleep", f)["latency_p50_us"],
                               lambda: b.tool("spawn", 1, 60000, n, "/bin/sh", "-c", "true")["latency_p50_us"])
     return [compared("warm exec of `true`, p50 | bare posix_spawn", rounds, us, 1.5, at_most=True)]
 
@@ -170,7 +170,7 @@ def exec_rate(b):
     with server(8) as s:
         _, ids = leases(s, 8)
         files = [b.request_file(f"exec{i}", "POST", f"/leases/{x}/exec", b'{"command":"true"}') for i, x in enumerate(ids)]
-        rounds = b.interleave(lambda: b.tool("http", s.port, 8, t, 0, *files)["per_s"],
+        rounds = b.interleave(lambda: b.tool("http", s.port, 8, t, 0, "sleep", *files)["per_s"],
                               lambda: b.tool("spawn", 8, t, 0, "/bin/sh", "-c", "true")["per_s"])
     return [compared("execs, 8 callers, 8 leases | 8 threads of spawns", rounds, per_s, 0.6)]
 
@@ -201,8 +201,8 @@ def select(b):
         parts = "".join(f"set {n} '{'x' * min(2000, len(r.body) - 2000 * i)}'; " for i, n in enumerate(names))
         port = b.nginx(f"location / {{ default_type application/json; {parts} return 200 {''.join(names)}; }}")
         f = b.request_file("select", "POST", "/select", body)
-        rounds = b.interleave(lambda: b.tool("http", s.port, 32, t, 0, f)["per_s"],
-                              lambda: b.tool("http", port, 32, t, 0, f)["per_s"])
+        rounds = b.interleave(lambda: b.tool("http", s.port, 32, t, 0, "spin", f)["per_s"],
+                              lambda: b.tool("http", port, 32, t, 0, "spin", f)["per_s"])
     return [compared(f"POST /select, {len(body)} B in, {len(r.body)} B out | nginx return", rounds, per_s, 0.5)]
 
 
@@ -286,8 +286,8 @@ def proxy(b):
         for n in (1, 32):
             ours = b.request_file("small-ours", "GET", prefix + "/small")
             theirs = b.request_file("small-nginx", "GET", "/small")
-            rounds = b.interleave(lambda: b.tool("http", s.port, n, t, 0, ours)["per_s"],
-                                  lambda: b.tool("http", port, n, t, 0, theirs)["per_s"])
+            rounds = b.interleave(lambda: b.tool("http", s.port, n, t, 0, "spin", ours)["per_s"],
+                                  lambda: b.tool("http", port, n, t, 0, "spin", theirs)["per_s"])
             rows.append(compared(f"proxy, small answers, {n} connections | nginx", rounds, per_s, 0.5))
         big = b.interleave(lambda: b.tool("bulk", "get", s.port, prefix + "/big")["per_s"],
                            lambda: b.tool("bulk", "get", port, "/big")["per_s"])
@@ -354,7 +354,7 @@ def endurance(b):
         c.get("/healthz")
 
         def after(count):
-            t = b.tool("http", s.port, 8, 170000, count, *files)
+            t = b.tool("http", s.port, 8, 170000, count, "sleep", *files)
             if t["n"] != count:
                 raise RuntimeError(f"{t['n']} of {count} execs in time")
             fds = s.descriptors()

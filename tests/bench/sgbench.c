@@ -6,9 +6,9 @@ static const struct {
     const char *name, *usage;
     int (*run)(int argc, char **argv);
 } commands[] = {
-    {"http", "PORT CONNECTIONS SECONDS COUNT FILE...  requests over keep-alive, connection i sends file i mod n", bench_http},
-    {"spawn", "THREADS SECONDS COUNT ARG...  posix_spawn and waitpid, per thread", bench_spawn},
-    {"pairs", "PORT CALLERS RATE SECONDS COUNT SAMPLE  create and terminate leases", bench_pairs},
+    {"http", "PORT CONNECTIONS MILLISECONDS COUNT spin|sleep FILE...  requests over keep-alive, connection i sends file i mod n", bench_http},
+    {"spawn", "THREADS MILLISECONDS COUNT ARG...  posix_spawn and waitpid, per thread", bench_spawn},
+    {"pairs", "PORT CALLERS RATE MILLISECONDS COUNT SAMPLE  create and terminate leases", bench_pairs},
     {"fsync", "DIRECTORY BYTES COUNT  write and fdatasync", bench_fsync},
     {"bulk", "get PORT TARGET | put PORT TARGET BYTES | catget FILE | catput FILE BYTES  one large body", bench_bulk},
 };
