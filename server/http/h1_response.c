@@ -212,6 +212,16 @@ static bool find_end(struct sg_h1_progress *p, const char *buf, size_t len)
     return false;
 }
 
+/* Is this the head of a switch of protocols, to one that it names? */
+static bool names_protocol(struct sg_h1_head *head)
+{
+    const char *upgrade = sg_h1_field_get(head, "Upgrade");
+    const char *connection = sg_h1_field_get(head, "Connection");
+    head->framing = SG_H1_NO_BODY;
+    head->keep_alive = false;
+    return upgrade != NULL && *upgrade != '\0' && connection != NULL && sg_h1_list_has(connection, "upgrade");
+}
+
 ssize_t sg_h1_head_parse(struct sg_h1_head *head, struct sg_h1_progress *progress, char *buf, size_t len,
                          bool head_request, struct sg_error *err)
 {
@@ -224,7 +234,7 @@ ssize_t sg_h1_head_parse(struct sg_h1_head *head, struct sg_h1_progress *progres
         if (head->status >= 200)
             return read_framing(head, head_request, err) < 0 ? -1 : (ssize_t)end;
         if (head->status == 101)
-            return bad(err, "101 without an upgrade");
+            return progress->upgrade && names_protocol(head) ? (ssize_t)end : bad(err, "101 without an upgrade");
         if (++progress->interim > SG_H1_INTERIM_MAX)
             return bad(err, "too many interim responses");
         progress->begin = end;

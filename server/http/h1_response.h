@@ -20,7 +20,7 @@ struct sg_h1_field {
 };
 
 struct sg_h1_head {
-    int status;                                  /* 200 to 599 */
+    int status;                                  /* 200 to 599, or 101 where that was asked for */
     int minor;                                   /* HTTP/1.minor, 0 or 1 (what is above 1 counts as 1) */
     struct sg_h1_field fields[SG_H1_FIELDS_MAX]; /* in order, duplicates kept */
     size_t n_fields;
@@ -37,12 +37,13 @@ struct sg_h1_progress {
     size_t line;    /* where its first line that is not complete begins */
     size_t scanned; /* bytes looked at */
     unsigned interim;
+    bool upgrade; /* caller's: the request asked for another protocol, so 101 ends the exchange of heads */
 };
 
 /* Looks for a whole head in buf[0..len), which holds everything that came so far and grows between calls at
  * the same content. head_request: the request was HEAD. Interim (1xx) heads are skipped. > 0: the head is
  * complete and that many bytes long; fields point into buf, whose head part was modified. 0: more bytes are
- * needed. -1: SG_ENDPOINT_FAILED with `reason`. */
+ * needed. -1: SG_ENDPOINT_FAILED with `reason`. A 101 must name the protocol in Upgrade. */
 ssize_t sg_h1_head_parse(struct sg_h1_head *head, struct sg_h1_progress *progress, char *buf, size_t len,
                          bool head_request, struct sg_error *err);
 

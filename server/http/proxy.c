@@ -42,6 +42,8 @@ static void pass_fields(struct proxy_call *c, const struct sg_h1_head *head)
     for (size_t i = 0; i < head->n_fields; i++)
         if (sg_proxy_field_passes(head, i))
             pass_field(c, head->fields[i].name, head->fields[i].value);
+    if (head->status == 101)
+        return;
     /* Each policy holds beside the others, so a further one can only narrow what the service allows. */
     (void)sg_respond_header(c->r, "Content-Security-Policy", "sandbox");
 }
@@ -54,12 +56,48 @@ static void answer_length_only(struct sg_request *r, const struct sg_h1_head *he
     sg_pipe_unref(nothing);
 }
 
+/* ---- a switch of protocols ---- */
+
+/* From the service's 101 until the client's connection is the tunnel's no more. */
+struct switching {
+    struct sg_upstream_tunnel *tunnel;
+    struct sg_upgrade *up;
+};
+
+static void tunnel_closed(void *arg)
+{
+    struct switching *s = arg;
+    sg_upgrade_close(s->up);
+    free(s);
+}
+
+static void switched(void *arg, struct sg_upgrade *up, int fd, const void *early, size_t early_len)
+{
+    struct switching *s = arg;
+    s->up = up;
+    if (up != NULL) {
+        sg_upstream_tunnel_join(s->tunnel, fd, early, early_len, tunnel_closed, s);
+        return;
+    }
+    sg_upstream_tunnel_drop(s->tunnel);
+    free(s);
+}
+
+static void answer_switch(struct proxy_call *c, const struct sg_upstream_answer *a)
+{
+    struct switching *s = sg_xcalloc(1, sizeof *s);
+    s->tunnel = a->tunnel;
+    sg_respond_upgrade(c->r, sg_h1_field_get(a->head, "Upgrade"), switched, s);
+}
+
 static void answered(void *arg, const struct sg_upstream_answer *a)
 {
     struct proxy_call *c = arg;
     c->answered = true;
     pass_fields(c, a->head);
-    if (a->pipe != NULL) {
+    if (a->tunnel != NULL) {
+        answer_switch(c, a);
+    } else if (a->pipe != NULL) {
         sg_respond_pipe(c->r, a->head->status, NULL, a->pipe, a->length);
         sg_pipe_unref(a->pipe);
     } else if (sg_req_is_head(c->r) && a->head->has_length && a->head->length > 0) {
@@ -123,8 +161,17 @@ static const char *url_path(const char *url)
     return path != NULL ? path : "";
 }
 
+/* The protocols the client asks for, NULL: none. A server may always stay with HTTP, and where a body comes first, we do. */
+static char *wanted_upgrade(const struct sg_request *r)
+{
+    size_t n;
+    const struct sg_header *headers = sg_req_headers(r, &n);
+    bool may = sg_streq(sg_req_version(r), "1.1") && sg_req_content_length(r) == 0;
+    return may ? sg_proxy_upgrade(headers, n) : NULL;
+}
+
 static int write_head(const struct sg_request *r, const struct sg_proxy_args *args, const char *prefix,
-                      const char *rest, struct sg_buf *head, struct sg_error *err)
+                      const char *rest, const char *upgrade, struct sg_buf *head, struct sg_error *err)
 {
     struct sg_proxy_request q = {
         .method = sg_req_method(r),
@@ -138,8 +185,7 @@ static int write_head(const struct sg_request *r, const struct sg_proxy_args *ar
         .prefix = prefix,
     };
     q.headers = sg_req_headers(r, &q.n_headers);
-    if (sg_proxy_wants_upgrade(q.headers, q.n_headers, "websocket"))
-        return sg_error_set(err, SG_NOT_IMPLEMENTED, "the proxy does not switch protocols yet");
+    q.upgrade = upgrade;
     find_credentials(r, args->auth, &q);
     return sg_proxy_request_head(&q, head, err);
 }
@@ -154,7 +200,8 @@ static int start(struct proxy_call *c, const struct sg_proxy_args *args, struct 
     c->prefix = sg_xasprintf("%s%.*s", url_path(args->public_url), (int)prefix_len, target);
     struct sg_buf head;
     sg_buf_init(&head, SG_PROXY_HEAD_MAX);
-    int rc = write_head(r, args, c->prefix, target + prefix_len, &head, err);
+    sg_cleanup(sg_free_p) char *upgrade = wanted_upgrade(r);
+    int rc = write_head(r, args, c->prefix, target + prefix_len, upgrade, &head, err);
     if (rc == 0) {
         int64_t length = sg_req_content_length(r);
         const char *method = sg_req_method(r);
@@ -165,6 +212,7 @@ static int start(struct proxy_call *c, const struct sg_proxy_args *args, struct 
             .body_length = length,
             .is_head = sg_req_is_head(r),
             .replayable = sg_streq(method, "GET") || sg_streq(method, "HEAD"),
+            .upgrade = upgrade != NULL,
             .cancel = sg_req_cancel(r),
         };
         struct sg_upstream_sink sink = {answered, failed, ended, c};

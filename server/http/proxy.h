@@ -5,7 +5,8 @@
  * in such headers is dropped, as are hop-by-hop headers and every valid token of ours. An application's own
  * Authorization arrives. Redirects are passed on; a Location that points at the service itself gets the
  * public prefix. A sandbox shares the API's origin here, so cookies and other origin-wide headers are cut and
- * documents are sandboxed. Trailers are dropped, protocol switches are not made: WebSocket requests get 501.
+ * documents are sandboxed. Trailers are dropped. When a client asks for another protocol (WebSocket and others, but
+ * not HTTP/2) and the service agrees with 101, bytes go both ways from then on, unlooked at.
  * Answers made here rather than by the service carry Sandgate-Error: CODE.
  */
 #ifndef SG_PROXY_H

@@ -127,17 +127,53 @@ int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, 
     for (size_t i = 0; i < q->n_headers && bad == 0; i++)
         if (request_field_passes(q, q->headers[i].name))
             bad = add_field(out, q->headers[i].name, q->headers[i].value);
+    if (q->upgrade != NULL && bad == 0)
+        bad = add_field(out, "Connection", "Upgrade") | add_field(out, "Upgrade", q->upgrade);
     if (bad != 0 || add_ours(q, out) != 0 || add_framing(q, out) != 0 || sg_buf_add(out, "\r\n", 2) != 0)
         return sg_error_set(err, SG_HEADERS_TOO_LARGE, "the request's headers are too large to be passed on");
     return 0;
 }
 
-bool sg_proxy_wants_upgrade(const struct sg_header *headers, size_t n, const char *protocol)
+/* A protocol as RFC 9110, 7.8 writes it: a name, perhaps with a version behind a slash. */
+static bool is_protocol(const char *s, size_t len)
 {
+    size_t slashes = 0;
+    for (size_t i = 0; i < len; i++) {
+        if (s[i] == '/')
+            slashes++;
+        else if (!sg_h1_is_token((unsigned char)s[i]))
+            return false;
+    }
+    bool http2 = len == 3 && strncasecmp(s, "h2c", 3) == 0;
+    return len > 0 && s[0] != '/' && s[len - 1] != '/' && slashes < 2 && !http2;
+}
+
+static void add_protocols(struct sg_buf *out, const char *list)
+{
+    while (*list != '\0') {
+        size_t len = strcspn(list, ",");
+        const char *at = list + strspn(list, " \t");
+        size_t n = at < list + len ? len - (size_t)(at - list) : 0;
+        while (n > 0 && (at[n - 1] == ' ' || at[n - 1] == '\t'))
+            n--;
+        if (is_protocol(at, n))
+            (void)sg_buf_addf(out, "%s%.*s", out->len > 0 ? ", " : "", (int)n, at);
+        list += len + (list[len] == ',');
+    }
+}
+
+char *sg_proxy_upgrade(const struct sg_header *headers, size_t n)
+{
+    struct sg_buf protocols;
+    if (!named_in_connection(headers, n, "Upgrade"))
+        return NULL;
+    sg_buf_init(&protocols, SG_PROXY_HEAD_MAX);
     for (size_t i = 0; i < n; i++)
-        if (strcasecmp(headers[i].name, "Upgrade") == 0 && sg_h1_list_has(headers[i].value, protocol))
-            return named_in_connection(headers, n, "Upgrade");
-    return false;
+        if (strcasecmp(headers[i].name, "Upgrade") == 0)
+            add_protocols(&protocols, headers[i].value);
+    char *value = protocols.len > 0 ? sg_buf_steal(&protocols, NULL) : NULL;
+    sg_buf_finish(&protocols);
+    return value;
 }
 
 /* ---- response ---- */

@@ -21,6 +21,7 @@ struct sg_proxy_request {
     const char *prefix;      /* the public path before `target` */
     bool drop_authorization; /* it is a credential of ours */
     bool drop_api_key;       /* likewise */
+    const char *upgrade;     /* the protocols that are asked for, NULL: none */
 };
 
 /* Splits a raw target "/leases/ID/proxy/PORT..." (also under /v1): *ret_prefix_len bytes are the prefix, the
@@ -31,8 +32,9 @@ int sg_proxy_split(const char *target, size_t *ret_prefix_len, struct sg_error *
  * everything of the client's that is neither hop-by-hop nor ours. */
 int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, struct sg_error *err);
 
-/* Does the client ask for a switch to protocol? */
-bool sg_proxy_wants_upgrade(const struct sg_header *headers, size_t n, const char *protocol);
+/* The protocols a client asks to switch to, as the value of Upgrade; caller frees. NULL: it asks for none. HTTP/2
+ * is left out: over a tunnel it would be requests that nobody looks at. */
+char *sg_proxy_upgrade(const struct sg_header *headers, size_t n);
 
 /* May field i of the service's answer pass to the client (path form)? */
 bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i);

@@ -19,6 +19,7 @@
 #include "http/h1_response.h"
 
 struct sg_upstreams;
+struct sg_upstream_tunnel;
 
 struct sg_upstream_config {
     int64_t connect_ms;    /* dialling */
@@ -63,6 +64,8 @@ struct sg_upstream_answer {
      * (sg_pipe_error()) when the answer is cut off; stopping it ends the exchange. */
     struct sg_pipe *pipe;
     int64_t length;
+    /* Status 101: no body but a tunnel. For the callee: sg_upstream_tunnel_join() or _drop(), once. */
+    struct sg_upstream_tunnel *tunnel;
 };
 
 /* answered or failed is called, exactly once, then ended, exactly once, on any thread, without locks held; it
@@ -84,6 +87,7 @@ struct sg_upstream_request {
     int64_t body_length;  /* what the head's Content-Length says; -1: the head says chunked, frame the body */
     bool is_head;         /* HEAD: no body follows the answer */
     bool replayable;      /* sending it twice does no harm (GET or HEAD without a body) */
+    bool upgrade;         /* the head asks for another protocol, so 101 is an answer */
     struct sg_cancel *cancel; /* may be NULL; a reference is taken */
 };
 
@@ -91,6 +95,16 @@ struct sg_upstream_request {
 int sg_upstream_start(struct sg_upstreams *u, const struct sg_upstream_target *target,
                       const struct sg_upstream_request *request, const struct sg_upstream_sink *sink,
                       struct sg_error *err);
+
+/* The client's side of a tunnel: a connected, non-blocking stream socket, which stays the caller's, and what was
+ * read from it already (copied). From here on bytes go both ways, with at most some 64 KiB of each in memory, and so
+ * do half-closes. However long nothing is said, the tunnel stays; it ends when both sides have ended, the
+ * client's connection breaks, bytes that wait do not move for stall_ms, or the exchange is cut. Then closed(arg)
+ * runs, once, after the last use of fd, without locks held. Any thread. */
+void sg_upstream_tunnel_join(struct sg_upstream_tunnel *t, int fd, const void *early, size_t early_len,
+                             void (*closed)(void *arg), void *arg);
+/* There is no client any more. Any thread. */
+void sg_upstream_tunnel_drop(struct sg_upstream_tunnel *t);
 
 /* Any thread: how many exchanges run and connections are open, for metrics and tests. */
 void sg_upstreams_counts(struct sg_upstreams *u, size_t *ret_exchanges, size_t *ret_connections);

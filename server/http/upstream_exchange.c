@@ -29,6 +29,7 @@ void sg_up_exchange_unref(void *arg)
     free(x->head);
     free(x->out);
     free(x->in);
+    sg_up_tunnel_free(x->tunnel);
     sg_pipe_unref(x->body);
     sg_pipe_unref(x->pipe);
     sg_cancel_unref(x->cancel);
@@ -93,6 +94,8 @@ void sg_up_end(struct sg_up_exchange *x, bool reuse)
     struct sg_upstreams *u = x->hub;
     struct sg_up_conn *c = x->conn;
     x->conn = NULL;
+    if (x->tunnel != NULL)
+        sg_up_tunnel_end(x->tunnel);
     if (c != NULL)
         sg_up_conn_release(c, reuse, x->keep_alive_s);
     pthread_mutex_lock(&u->lock);
@@ -201,7 +204,10 @@ void sg_up_run(struct sg_up_exchange *x)
     }
     if (x->conn == NULL && !take_dialed(x))
         return;
-    sg_up_move(x);
+    if (x->tunnel == NULL)
+        sg_up_move(x);
+    if (!x->ended && x->tunnel != NULL)
+        sg_up_tunnel_move(x);
     if (!x->ended && x->conn != NULL)
         sg_up_conn_ask(x->conn, x);
 }
@@ -258,6 +264,8 @@ struct sg_up_exchange *sg_up_exchange_new(struct sg_upstreams *u, const struct s
     x->body_length = q->body_length;
     x->is_head = q->is_head;
     x->replayable = q->replayable && q->body == NULL;
+    x->upgrade = q->upgrade;
+    x->progress.upgrade = q->upgrade;
     x->dial_fd = -1;
     x->keep_alive_s = -1;
     x->task.run = exchange_task;

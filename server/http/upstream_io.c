@@ -202,6 +202,15 @@ static void answer_pipe(struct sg_up_exchange *x, struct sg_upstream_answer *a, 
     sg_pipe_set_writer(x->pipe, &w);
 }
 
+/* The server speaks another protocol from here on. */
+static void answer_switch(struct sg_up_exchange *x, const struct sg_h1_head *head, size_t head_len)
+{
+    struct sg_upstream_answer a = {.head = head, .length = -1};
+    x->answered = true;
+    a.tunnel = sg_up_tunnel_new(x, head_len);
+    x->sink.answered(x->sink.arg, &a);
+}
+
 /* A whole head is here, head_len bytes of x->in. */
 static void answer(struct sg_up_exchange *x, const struct sg_h1_head *head, size_t head_len)
 {
@@ -280,7 +289,9 @@ static void read_head(struct sg_up_exchange *x)
         n = sg_h1_head_parse(&head, &x->progress, x->in, x->in_len, x->is_head, &err);
         if (n < 0)
             fail_answer(x, &err);
-        if (n > 0)
+        if (n > 0 && head.status == 101)
+            answer_switch(x, &head, (size_t)n);
+        else if (n > 0)
             answer(x, &head, (size_t)n);
     }
 }
@@ -380,6 +391,6 @@ void sg_up_move(struct sg_up_exchange *x)
     send_request(x);
     if (!x->ended && !x->answered && x->read_ready)
         read_head(x);
-    if (!x->ended && x->conn != NULL && x->answered)
+    if (!x->ended && x->conn != NULL && x->answered && x->tunnel == NULL)
         read_body(x);
 }

@@ -136,7 +136,7 @@ static void conn_ready(struct sg_watch *w, uint32_t events)
 
 static void conn_arm(struct sg_up_conn *c, int64_t due)
 {
-    if (c->timer_due != 0 && c->timer_due <= due)
+    if (due == INT64_MAX || (c->timer_due != 0 && c->timer_due <= due))
         return;
     c->timer_due = due;
     sg_timer_set(c->pool->hub->reactor, &c->timer, due);

@@ -1,5 +1,6 @@
 /* Inside of the upstream connections: upstream.c (hub, start), upstream_pool.c (pools, connections),
- * upstream_exchange.c (life of an exchange) and upstream_io.c (moving bytes).
+ * upstream_exchange.c (life of an exchange), upstream_io.c (moving bytes) and upstream_tunnel.c (moving them after a
+ * switch of protocols).
  *
  * Threads. An exchange belongs to the reactor thread once the thread that starts it lets go of `start_lock`;
  * the reactor takes that lock once before it looks (sg_up_settle). hub->lock guards the table, the lists,
@@ -94,7 +95,7 @@ struct sg_up_exchange {
     bool sent;         /* all of it is on the wire */
     bool send_broken;  /* the server takes no more */
     bool send_blocked; /* the socket is full */
-    bool is_head, replayable, retried;
+    bool is_head, replayable, retried, upgrade;
 
     /* the answer */
     char *in; /* SG_H1_HEAD_MAX bytes */
@@ -102,6 +103,7 @@ struct sg_up_exchange {
     struct sg_h1_progress progress;
     struct sg_h1_body decoder;
     struct sg_pipe *pipe;
+    struct sg_upstream_tunnel *tunnel; /* after 101; moves the bytes from then on */
     bool keep_alive;
     int keep_alive_s;
     bool answered;
@@ -171,6 +173,15 @@ void sg_up_run(struct sg_up_exchange *x);
 void sg_up_send_head(struct sg_up_exchange *x);
 /* Reactor: moves bytes in both directions until the socket or a pipe says no; may end the exchange. */
 void sg_up_move(struct sg_up_exchange *x);
+
+/* Reactor. A head of head_len bytes in x->in that says 101 is followed by the tunnel's bytes: takes x->in over. The
+ * result has a reference on x for whoever joins or drops it. */
+struct sg_upstream_tunnel *sg_up_tunnel_new(struct sg_up_exchange *x, size_t head_len);
+/* Reactor: as sg_up_move(), and sets what the connection is asked for. */
+void sg_up_tunnel_move(struct sg_up_exchange *x);
+/* Reactor, at the end of x: lets go of the client's socket. */
+void sg_up_tunnel_end(struct sg_upstream_tunnel *t);
+void sg_up_tunnel_free(struct sg_upstream_tunnel *t); /* NULL-safe */
 
 /* Reactor. The exchange is over: everything is let go; reuse keeps the connection. */
 void sg_up_end(struct sg_up_exchange *x, bool reuse);

@@ -2,10 +2,15 @@
 import hashlib
 import http.client
 import json
+import os
+import struct
 import threading
+import time
 
 import pytest
-from harness import SLOW, Server
+import ws
+from harness import SLOW, Server, wait_until
+from upstream import Conn, values
 
 TOKENS = {"a": "token-a-0123456789", "b": "token-b-0123456789"}
 
@@ -37,6 +42,54 @@ s = S((sys.argv[3], int(sys.argv[1])), H)
 open("/tmp/up-" + sys.argv[1], "w").close()
 s.serve_forever()
 """
+
+
+# A WebSocket server on ws.py, which lies beside it; it says its Host and Origin first.
+WEBSOCKETS = r"""
+import socket, sys, threading, ws
+class Conn:
+    def __init__(self, sock): self.sock, self.file, self.send = sock, sock.makefile("rb"), sock.sendall
+    def exact(self, n): 
+        data = self.file.read(n)
+        if len(data) < n: raise EOFError
+        return data
+    def head(self):
+        first, fields = self.file.readline(), []
+        while (line := self.file.readline()) not in (b"\r\n", b""):
+            k, _, v = line.decode().partition(":"); fields.append((k, v.strip()))
+        h = dict(fields)
+        self.hello = ws.frame(ws.TEXT, f"{h['Host']} {h.get('Origin')}".encode(), False)
+        return first, fields
+def serve(c):
+    try:
+        _, fields = c.head()
+        c.send(ws.accept(fields) + c.hello)
+        while True:
+            opcode, data = ws.read_frame(c)
+            c.send(ws.frame(ws.PONG if opcode == ws.PING else opcode, data, False))
+            if opcode == ws.CLOSE: return
+    except (EOFError, OSError): pass
+    finally: c.file.close(); c.sock.close()
+s = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+open("/tmp/up-" + sys.argv[1], "w").close()
+while True: threading.Thread(target=serve, args=(Conn(s.accept()[0]),), daemon=True).start()
+"""
+
+
+def start_websockets(client, lease, port=8100):
+    with open(os.path.join(os.path.dirname(__file__), "ws.py"), "rb") as f:
+        client.write(lease, "ws.py", f.read())
+    client.write(lease, "websockets.py", WEBSOCKETS.encode())
+    r = client.exec(lease, f"python3 websockets.py {port} >/tmp/log 2>&1 & for i in $(seq 1000); do test -e /tmp/up-{port} && exit 0; sleep 0.01; done; "
+                           "cat /tmp/log; exit 1")
+    assert r["returncode"] == 0, r
+
+
+def open_socket(server, lease, port=8100, headers="", token=TOKENS["a"]):
+    c = Conn(server.connect(timeout=30 * SLOW))
+    c.send(ws.request(f"/leases/{lease}/proxy/{port}/", headers=f"Authorization: Bearer {token}\r\n{headers}"))
+    line, fields = c.head()
+    return c, int(line.split()[1]), fields
 
 
 def start_service(client, lease, port=8000, family="4", address="127.0.0.1"):
@@ -172,3 +225,56 @@ def test_the_end_of_a_lease_cuts_its_streams_and_frees_its_slot(server, client):
     leases = [client.lease(acquire_timeout=20 * SLOW) for _ in range(3)]
     for each in leases:
         client.terminate(each)
+
+
+def test_a_websocket_in_a_sandbox(server, client, lease):
+    start_websockets(client, lease)
+    big = os.urandom(1024 * 1024)
+    c, status, fields = open_socket(server, lease, headers="Sec-WebSocket-Protocol: a, b\r\nOrigin: https://app.example\r\n")
+    assert status == 101 and values(fields, "Sec-WebSocket-Protocol") == ["b"]
+    assert ws.read_frame(c) == (ws.TEXT, b"127.0.0.1:8100 https://app.example")
+    for opcode, data in ((ws.TEXT, b"hello"), (ws.BINARY, big)):
+        c.send(ws.frame(opcode, data, True))
+        assert ws.read_frame(c) == (opcode, data)
+    bye = struct.pack(">H", 4001) + b"enough"
+    c.send(ws.frame(ws.CLOSE, bye, True))
+    assert ws.read_frame(c) == (ws.CLOSE, bye) and c.closed()
+    c.close()
+    for token, expected in (("wrong", 401), (TOKENS["b"], 404)):
+        c, status, fields = open_socket(server, lease, token=token)
+        assert status == expected and values(fields, "Sandgate-Error")
+        c.close()
+    c, status, fields = open_socket(server, lease, port=8101)
+    assert (status, values(fields, "Sandgate-Error")) == (503, ["endpoint_not_listening"])
+    c.close()
+
+
+def test_an_open_websocket_is_use_and_ends_with_its_lease(server, client):
+    lease = client.lease(idle_timeout_sec=1)
+    start_websockets(client, lease)
+    c, status, _ = open_socket(server, lease)
+    assert status == 101
+    ws.read_frame(c)
+    time.sleep(2.5)
+    c.send(ws.frame(ws.TEXT, b"still here", True))
+    assert ws.read_frame(c) == (ws.TEXT, b"still here")
+    client.terminate(lease)
+    assert c.closed()
+    c.close()
+    lease = client.lease(idle_timeout_sec=1)
+    start_websockets(client, lease)
+    c, status, _ = open_socket(server, lease)
+    c.close()  # nobody is there any more: the lease idles away
+    wait_until(lambda: client.get(f"/leases/{lease}").json()["state"] == "expired", what="idling")
+
+
+def test_the_end_of_the_server_ends_websockets():
+    with Server({"local_bwrap": {"size": 1}, "server": {"drain_timeout": "0s"}}) as s:
+        client = s.client()
+        lease = client.lease()
+        start_websockets(client, lease)
+        c, status, _ = open_socket(s, lease)
+        assert status == 101
+        assert s.stop() == 0
+        assert c.closed()
+        c.close()

@@ -140,13 +140,6 @@ def test_not_an_open_proxy(rig):
     assert all(values(fields, "Host") == [f"127.0.0.1:{up.port}"] for _, fields, _ in seen.requests)
 
 
-def test_websocket_is_refused_for_now(rig):
-    with Upstream(Recorder()) as up:
-        status, fields, _ = rig.get(up, headers="Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-                                                "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n")
-        assert status == 501 and values(fields, "Sandgate-Error") == ["not_implemented"]
-
-
 # ---- responses ----
 
 

@@ -1,7 +1,7 @@
 /* The HTTP server with the reverse proxy and nothing behind it but the loopback: every lease id is let in,
  * and its ports are those of this machine. For tests and benchmarks of the proxy alone.
  *
- *     proxy_rig [--token TOKEN] [--public-url URL] [--first-byte-ms N]
+ *     proxy_rig [--token TOKEN] [--public-url URL] [--first-byte-ms N] [--stall-ms N]
  *
  * Prints its port, then obeys lines on standard input until it ends: "end" ends the lease, which is then
  * answered "ended".
@@ -166,6 +166,7 @@ int main(int argc, char **argv)
     static const struct option options[] = {{"token", required_argument, NULL, 't'},
                                             {"public-url", required_argument, NULL, 'u'},
                                             {"first-byte-ms", required_argument, NULL, 'f'},
+                                            {"stall-ms", required_argument, NULL, 's'},
                                             {NULL, 0, NULL, 0}};
     static struct rig rig = {.lock = PTHREAD_MUTEX_INITIALIZER};
     struct sg_upstream_config config = sg_upstream_defaults();
@@ -176,7 +177,8 @@ int main(int argc, char **argv)
             token = optarg;
         else if (o == 'u')
             rig.public_url = optarg;
-        else if (o != 'f' || !sg_parse_int(optarg, 1, 1000000, &config.first_byte_ms))
+        else if ((o != 'f' && o != 's') ||
+                 !sg_parse_int(optarg, 1, 1000000, o == 'f' ? &config.first_byte_ms : &config.stall_ms))
             return 2;
     }
     (void)signal(SIGPIPE, SIG_IGN);

@@ -198,3 +198,30 @@ Test(h1_response, lists)
     cr_assert_not(sg_h1_list_has("", "close"));
     cr_assert_not(sg_h1_list_has(",,", "close"));
 }
+
+Test(h1_response, a_switch_of_protocols_where_it_was_asked_for)
+{
+    static const struct {
+        const char *text;
+        bool upgrade, fine;
+    } cases[] = {
+        {"HTTP/1.1 101 Yes\r\nConnection: x, upgrade\r\nUpgrade: websocket\r\n\r\nbytes", true, true},
+        {"HTTP/1.1 100 Wait\r\n\r\nHTTP/1.1 101 Yes\r\nConnection: Upgrade\r\nUpgrade: a/1\r\n\r\n", true, true},
+        {"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", false, false},
+        {"HTTP/1.1 101 Yes\r\nUpgrade: websocket\r\n\r\n", true, false},
+        {"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\n\r\n", true, false},
+        {"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade:\r\n\r\n", true, false},
+    };
+    for (size_t i = 0; i < SG_COUNT_OF(cases); i++) {
+        struct sg_h1_progress p = {.upgrade = cases[i].upgrade};
+        snprintf(buf, sizeof buf, "%s", cases[i].text);
+        ssize_t n = sg_h1_head_parse(&head, &p, buf, strlen(buf), false, &err);
+        cr_assert_eq(n > 0, cases[i].fine, "%zu", i);
+        if (n > 0) {
+            cr_assert_eq(head.status, 101);
+            cr_assert_eq(head.framing, SG_H1_NO_BODY);
+            cr_assert_not(head.keep_alive);
+            cr_assert_str_eq(cases[i].text + n, i == 0 ? "bytes" : "");
+        }
+    }
+}

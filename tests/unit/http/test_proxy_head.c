@@ -120,14 +120,44 @@ Test(proxy_head, too_large)
     free(value);
 }
 
-Test(proxy_head, upgrade_needs_both_headers)
+static void upgrade_is(const char *upgrade, const char *connection, const char *expected)
 {
-    static const struct sg_header both[] = {{"Upgrade", "h2c, WebSocket"},
-                                            {"Connection", "keep-alive, upgrade"}};
-    cr_assert(sg_proxy_wants_upgrade(both, 2, "websocket"));
-    cr_assert_not(sg_proxy_wants_upgrade(both, 1, "websocket"));
-    cr_assert_not(sg_proxy_wants_upgrade(both + 1, 1, "websocket"));
-    cr_assert_not(sg_proxy_wants_upgrade(both, 2, "foo"));
+    struct sg_header h[] = {{"Upgrade", upgrade}, {"Connection", connection}};
+    char *got = sg_proxy_upgrade(h, 2);
+    if (expected == NULL)
+        cr_assert_null(got, "%s: %s", upgrade, got);
+    else
+        cr_assert_str_eq(got, expected);
+    free(got);
+}
+
+Test(proxy_head, upgrade)
+{
+    upgrade_is("websocket", "keep-alive, upgrade", "websocket");
+    upgrade_is(" h2c,, WebSocket , foo/2", "Upgrade", "WebSocket, foo/2");
+    upgrade_is("h2c", "Upgrade, HTTP2-Settings", NULL);
+    upgrade_is("H2C", "Upgrade", NULL);
+    upgrade_is("websocket", "keep-alive", NULL);
+    upgrade_is("", "Upgrade", NULL);
+    upgrade_is("a b, /x, x/, a/b/c, \x01", "Upgrade", NULL);
+    static const struct sg_header twice[] = {{"Upgrade", "a"}, {"connection", "upgrade"}, {"upgrade", "b"}};
+    char *got = sg_proxy_upgrade(twice, 3);
+    cr_assert_str_eq(got, "a, b");
+    free(got);
+}
+
+Test(proxy_head, upgrade_goes_out_once)
+{
+    static const struct sg_header headers[] = {
+        {"Host", "h"}, {"Connection", "Upgrade, x-hop"}, {"Upgrade", "websocket"}, {"x-hop", "1"}, {"Sec-WebSocket-Key", "k"}};
+    struct sg_proxy_request q = {.method = "GET", .target = "/", .headers = headers, .n_headers = 5, .port = 80,
+                                 .request_id = "r", .peer = "", .proto = "http", .prefix = "/p", .upgrade = "websocket"};
+    struct sg_buf b;
+    sg_buf_init(&b, SG_PROXY_HEAD_MAX);
+    cr_assert_eq(sg_proxy_request_head(&q, &b, NULL), 0);
+    cr_assert_str_eq(b.data, "GET / HTTP/1.1\r\nHost: 127.0.0.1:80\r\nSec-WebSocket-Key: k\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                             "X-Request-Id: r\r\nX-Forwarded-Proto: http\r\nX-Forwarded-Host: h\r\nX-Forwarded-Prefix: /p\r\n\r\n");
+    sg_buf_finish(&b);
 }
 
 Test(proxy_head, response_fields)

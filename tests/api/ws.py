@@ -1,0 +1,69 @@
+"""WebSocket framing (RFC 6455), either side, over a Conn; only as much of it as tests need."""
+import base64
+import hashlib
+import os
+import struct
+
+GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
+
+
+def accept_of(key):
+    return base64.b64encode(hashlib.sha1((key + GUID).encode()).digest()).decode()
+
+
+def frame(opcode, payload, mask):
+    n = len(payload)
+    head = bytes([0x80 | opcode])
+    bit = 0x80 if mask else 0
+    if n < 126:
+        head += bytes([bit | n])
+    elif n < 65536:
+        head += bytes([bit | 126]) + struct.pack(">H", n)
+    else:
+        head += bytes([bit | 127]) + struct.pack(">Q", n)
+    if not mask:
+        return head + payload
+    key = os.urandom(4)
+    masked = int.from_bytes(payload, "big") ^ int.from_bytes((key * (n // 4 + 1))[:n], "big")
+    return head + key + masked.to_bytes(n, "big")
+
+
+def read_frame(conn):
+    """(opcode, payload) of the next frame."""
+    first, second = conn.exact(2)
+    n = second & 0x7f
+    if n == 126:
+        n, = struct.unpack(">H", conn.exact(2))
+    elif n == 127:
+        n, = struct.unpack(">Q", conn.exact(8))
+    key = conn.exact(4) if second & 0x80 else None
+    data = conn.exact(n)
+    if key:
+        data = (int.from_bytes(data, "big") ^ int.from_bytes((key * (n // 4 + 1))[:n], "big")).to_bytes(n, "big")
+    return first & 0x0f, data
+
+
+def request(target, host="public.example", headers="", key="dGhlIHNhbXBsZSBub25jZQ=="):
+    return (f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            f"Sec-WebSocket-Key: {key}\r\n{headers}\r\n").encode()
+
+
+def accept(fields, headers=""):
+    """The 101 of a server that got these fields; it takes the last subprotocol offered."""
+    h = {k.lower(): v for k, v in fields}
+    chosen = h.get("sec-websocket-protocol", "").split(",")[-1].strip()
+    protocol = f"Sec-WebSocket-Protocol: {chosen}\r\n" if chosen else ""
+    return (f"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Accept: {accept_of(h['sec-websocket-key'])}\r\n{protocol}{headers}\r\n").encode()
+
+
+def echo(conn):
+    """Serves one connection: says back what comes, answers pings, echoes the close and ends."""
+    _, fields = conn.head()
+    conn.send(accept(fields))
+    while True:
+        opcode, data = read_frame(conn)
+        conn.send(frame(PONG if opcode == PING else opcode, data, False))
+        if opcode == CLOSE:
+            return
