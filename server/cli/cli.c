@@ -127,6 +127,8 @@ static int parse(struct sg_cli_args *a, int argc, char **argv)
             }
         } else if (a->n == a->command->args_max || a->n == SG_CLI_ARGS_MAX) {
             return usage(a->command, "too many arguments");
+        } else if (argv[i][0] == '\0') {
+            return usage(a->command, "an argument is empty"); /* an id of nothing would name the whole list */
         } else {
             a->args[a->n++] = argv[i];
         }

@@ -185,7 +185,8 @@ static int store_secret(const struct storing *s, void *place, const struct conf_
         return sg_error_wrap(s->err, "%s", s->name);
     }
     if (r == 0) {
-        return bad(s, n, "neither %s nor %s_FILE is in the environment", n->text, n->text);
+        /* Not quoted: it may be the secret itself, put here by mistake. */
+        return bad(s, n, "the variable it must name, or the same with _FILE, is not in the environment");
     }
     put_pointer(place, secret);
     return 0;

@@ -62,6 +62,7 @@ Test(cli, wrong_usage_is_2_and_runs_nothing)
     cr_assert_eq(RUN("leas", "show"), SG_CLI_USAGE);
     cr_assert_eq(RUN("lease", "show"), SG_CLI_USAGE);
     cr_assert_eq(RUN("lease", "show", "a", "b", "c"), SG_CLI_USAGE);
+    cr_assert_eq(RUN("lease", "show", ""), SG_CLI_USAGE);
     cr_assert_eq(RUN("plain", "--nope"), SG_CLI_USAGE);
     cr_assert_eq(RUN("plain", "-x"), SG_CLI_USAGE);
     cr_assert_eq(RUN("plain", "--config"), SG_CLI_USAGE);

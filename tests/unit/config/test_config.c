@@ -153,7 +153,7 @@ Test(config, mistakes_name_file_line_and_key)
         {"auth:\n  tokens:\n    - name: a\n      tenant: t\n", ":3: auth.tokens[0].sha256: is missing", "auth.tokens[0].sha256"},
         {"auth:\n  tokens:\n    - name: a\n      tenant: t\n      sha256: " SHA_A "\n      rol: admin\n", ":6: auth.tokens[0].rol: unknown key", "auth.tokens[0].rol"},
         {"auth:\n  tokens:\n    - {name: a, tenant: t, sha256: abc}\n", ":3: auth.tokens[0].sha256: the SHA-256", "auth.tokens[0].sha256"},
-        {"remotes:\n - {name: r, url: http://x, token: SG_TEST_NOT_SET}\n", ":2: remotes[0].token: neither", "remotes[0].token"},
+        {"remotes:\n - {name: r, url: http://x, token: SG_TEST_NOT_SET}\n", ":2: remotes[0].token: the variable", "remotes[0].token"},
         {"prices:\n  e2b: cheap\n", ":2: prices: e2b: an amount", "prices"},
         {"pools: {}\n", ":1: pools: a list", "pools"},
         {"server:\n\tlisten: x\n", ":2: ", ""},
