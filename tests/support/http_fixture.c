@@ -1,5 +1,6 @@
 /* A small server on the HTTP core alone, for the raw-socket suite. Prints its port and the parser's version, then serves until stdin ends; lines
- * on stdin: "drain" drains, "stop GRACE CANCEL" stops and exits, anything else is ignored. Completion events go
+ * on stdin: "drain" drains, "stop GRACE CANCEL" stops and exits, "again GRACE CANCEL" stops and starts a new server
+ * in the same process; anything else is ignored. Completion events go
  * to stderr, one line each.
  */
 #include <errno.h>
@@ -211,6 +212,7 @@ static void handle_worker(struct sg_request *r, void *app)
 /* ---- streams ---- */
 
 struct feed {
+    _Atomic int refs;
     struct sg_timer timer;
     struct sg_task task;
     struct fixture *f;
@@ -219,11 +221,24 @@ struct feed {
     bool fail;
 };
 
-static void feed_free(struct sg_task *t)
+static void feed_ref(void *arg)
 {
-    struct feed *s = sg_container_of(t, struct feed, task);
+    ((struct feed *)arg)->refs++;
+}
+
+/* A waker may still be running when the pipe is through: it has its own reference. */
+static void feed_unref(void *arg)
+{
+    struct feed *s = arg;
+    if (--s->refs > 0)
+        return;
     s->f->outstanding--;
     free(s);
+}
+
+static void feed_free(struct sg_task *t)
+{
+    feed_unref(sg_container_of(t, struct feed, task));
 }
 
 static void feed_end(struct feed *s)
@@ -279,7 +294,7 @@ static void feed_wake(void *arg)
 static void feed_begin(struct sg_task *t)
 {
     struct feed *s = sg_container_of(t, struct feed, task);
-    struct sg_waker w = {.wake = feed_wake, .arg = s};
+    struct sg_waker w = {.wake = feed_wake, .ref = feed_ref, .unref = feed_unref, .arg = s};
     s->task.run = feed_run;
     sg_pipe_set_writer(s->pipe, &w);
     sg_reactor_post(s->f->reactor, &s->task);
@@ -289,8 +304,9 @@ static void feed_begin(struct sg_task *t)
 static void handle_stream(struct sg_request *r, void *app)
 {
     struct fixture *f = app;
-    struct feed *s = sg_xcalloc(1, sizeof *s);
     int64_t length = -1;
+    struct feed *s = sg_xcalloc(1, sizeof *s);
+    s->refs = 1;
     f->outstanding++;
     s->f = f;
     s->pipe = sg_pipe_new(16 * 1024);
@@ -338,6 +354,7 @@ static void handle_file(struct sg_request *r, void *app)
 /* ---- uploads ---- */
 
 struct sink {
+    _Atomic int refs;
     struct sg_timer timer;
     struct sg_task task;
     struct fixture *f;
@@ -347,11 +364,24 @@ struct sink {
     _Atomic bool starved;
 };
 
-static void sink_free(struct sg_task *t)
+static void sink_ref(void *arg)
 {
-    struct sink *s = sg_container_of(t, struct sink, task);
+    ((struct sink *)arg)->refs++;
+}
+
+/* A waker may still be running when the pipe is through: it has its own reference. */
+static void sink_unref(void *arg)
+{
+    struct sink *s = arg;
+    if (--s->refs > 0)
+        return;
     s->f->outstanding--;
     free(s);
+}
+
+static void sink_free(struct sg_task *t)
+{
+    sink_unref(sg_container_of(t, struct sink, task));
 }
 
 static void sink_end(struct sink *s)
@@ -411,7 +441,7 @@ static void sink_wake(void *arg)
 static void sink_attach(struct sg_task *t)
 {
     struct sink *s = sg_container_of(t, struct sink, task);
-    struct sg_waker w = {.wake = sink_wake, .arg = s};
+    struct sg_waker w = {.wake = sink_wake, .ref = sink_ref, .unref = sink_unref, .arg = s};
     s->task.run = sink_run;
     s->timer.fire = sink_tick;
     sg_pipe_set_reader(s->pipe, &w);
@@ -442,6 +472,7 @@ static void handle_upload(struct sg_request *r, void *app)
 {
     struct fixture *f = app;
     struct sink *s = sg_xcalloc(1, sizeof *s);
+    s->refs = 1;
     f->outstanding++;
     s->f = f;
     s->r = sg_req_ref(r);
@@ -665,7 +696,8 @@ static struct sg_http *start(struct fixture *f, int argc, char **argv)
     return h;
 }
 
-static void serve(struct sg_http *h)
+/* True: once more. */
+static bool serve(struct sg_http *h)
 {
     char line[128];
     int grace = 0, cancel = 0;
@@ -677,10 +709,11 @@ static void serve(struct sg_http *h)
             printf("draining\n");
             fflush(stdout);
         }
-        if (sscanf(line, "stop %d %d", &grace, &cancel) == 2)
+        if (sscanf(line, "stop %d %d", &grace, &cancel) == 2 || sscanf(line, "again %d %d", &grace, &cancel) == 2)
             break;
     }
     sg_http_stop(h, grace, cancel);
+    return strncmp(line, "again", 5) == 0;
 }
 
 int main(int argc, char **argv)
@@ -699,14 +732,17 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", err.message);
         return 1;
     }
-    struct sg_http *h = start(&f, argc, argv);
-    if (!h)
-        return 1;
-    serve(h);
+    bool again = true;
+    while (again) {
+        struct sg_http *h = start(&f, argc, argv);
+        if (!h)
+            return 1;
+        again = serve(h);
+        sg_http_free(h);
+    }
     f.workq = sg_workq_free(f.workq);
     for (int i = 0; i < 1000 && f.outstanding > 0; i++)
         poll(NULL, 0, 10); /* what a disobedient handler still owes */
-    sg_http_free(h);
     sg_reactor_free(f.reactor);
     sg_auth_free(f.auth);
     fprintf(stderr, "stopped\n");

@@ -149,8 +149,19 @@ class Server:
                                      stderr=(log := tempfile.TemporaryFile()))
         self.log_file = log
         self.err = b""
+        self.read_port()
+
+    def read_port(self):
         port, version = self.proc.stdout.readline().split()
         self.port, self.old_parser = int(port), version.startswith(b"0.")
+
+    def again(self, grace=0, cancel=0):
+        """Stops the server and starts another one in the same process."""
+        self.command(f"again {grace} {cancel}")
+        self.read_port()
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.proc.pid}/fd"))
 
     def __enter__(self):
         return self
