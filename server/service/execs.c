@@ -142,7 +142,7 @@ static void strip(struct sg_command *c)
     c->weight = sizeof *c;
     for (size_t i = 0; q->argv && q->argv[i]; i++)
         c->weight += strlen(q->argv[i]) + 64; /* they live on in `command` */
-    struct sg_exec_request rest = {.command = json_incref(q->command)};
+    struct sg_exec_request rest = {.command = sg_json_ref(q->command)};
     memcpy(rest.hash, q->hash, sizeof rest.hash);
     sg_exec_request_finish(q);
     *q = rest;
