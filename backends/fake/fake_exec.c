@@ -22,7 +22,7 @@ enum exec_state {
 struct out {
     struct sg_pipe *pipe;
     char *data;
-    size_t len;
+    size_t len, size;
     size_t at;
     bool broken; /* nobody reads any more */
 };
@@ -159,11 +159,17 @@ void fake_exec_end_all(struct fake_sandbox *sb, const struct sg_error *err)
 
 static void say(struct out *o, const char *data, size_t len)
 {
-    char *grown = len <= FAKE_FILE_MAX ? realloc(o->data, o->len + len + 1) : NULL;
-    if (grown == NULL) {
+    if (len > FAKE_FILE_MAX) {
         return;
     }
-    o->data = grown;
+    if (o->len + len > o->size) {
+        char *grown = realloc(o->data, 2 * (o->len + len));
+        if (grown == NULL) {
+            return;
+        }
+        o->data = grown;
+        o->size = 2 * (o->len + len);
+    }
     if (len > 0) {
         memcpy(o->data + o->len, data, len);
     }
