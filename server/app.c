@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -18,6 +19,7 @@
 extern const char sg_openapi_yaml[];
 
 #define WORKERS_QUEUE 4096U
+#define CONNECTIONS_MAX 8192U
 #define CANCEL_MS 2000
 #define END_LEASES_MS 10000
 
@@ -81,6 +83,15 @@ static void request_done(void *arg, const struct sg_http_event *e)
 }
 
 /* ---- building ---- */
+
+/* Large buffers go back to the system when they are freed, and threads share what is left: by default the allocator learns from large
+ * frees to keep such memory, per thread. */
+static void tame_allocator(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, 256 * 1024);
+    (void)mallopt(M_TRIM_THRESHOLD, 1024 * 1024);
+    (void)mallopt(M_ARENA_MAX, 4);
+}
 
 /* Thousands of leases and callers need more descriptors than the usual soft limit. */
 static void raise_descriptor_limit(void)
@@ -244,6 +255,16 @@ static int build_api(struct app *a, struct sg_error *err)
     return sg_yaml_to_json(sg_openapi_yaml, strlen(sg_openapi_yaml), &a->api.openapi, err);
 }
 
+/* Two descriptors for a connection that waits; at least a third is left for sandboxes and commands. */
+static unsigned connections_max(void)
+{
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_NOFILE, &lim) < 0 || lim.rlim_cur / 3 > CONNECTIONS_MAX)
+        return CONNECTIONS_MAX;
+    return lim.rlim_cur < 48 ? 16 : (unsigned)(lim.rlim_cur / 3);
+}
+
 static struct sg_http_config http_config(struct app *a, int listen_fd)
 {
     return (struct sg_http_config){.listen_fd = listen_fd,
@@ -255,7 +276,8 @@ static struct sg_http_config http_config(struct app *a, int listen_fd)
                                    .log = a->log,
                                    .auth = check_token,
                                    .done = request_done,
-                                   .max_body = a->cfg->server.max_body};
+                                   .max_body = a->cfg->server.max_body,
+                                   .max_connections = connections_max()};
 }
 
 static void announce(struct app *a, const char *event, const char *address, uint16_t port, bool open_to_all)
@@ -313,6 +335,7 @@ static int listen_for_requests(struct app *a, struct sg_error *err)
 
 static int build(struct app *a, struct sg_error *err)
 {
+    tame_allocator();
     raise_descriptor_limit();
     if (open_state(a, err) < 0 || sg_http_listen(a->cfg->server.listen, &a->listen_fd, err) < 0 || start_spawner(a, err) < 0)
         return -1;

@@ -316,7 +316,10 @@ static int handle(struct sg_agent *a, const void *data, size_t len, int *fds, un
     return c->answer(c, &m, n_fds == 1 ? sg_steal_fd(&fds[0]) : -1, NULL);
 }
 
-/* Takes the descriptors of a packet; more than the agent ever sends would have been cut by the kernel. */
+/* What the kernel lets one packet carry: a control buffer of this size is cut only when we are out of descriptors ourselves. */
+#define KERNEL_FDS_MAX 253U
+
+/* Takes the descriptors of a packet; more than an agent ever sends are closed, but still count. */
 static unsigned collect(struct msghdr *h, int fds[SG_AGENT_FDS_MAX])
 {
     unsigned n = 0;
@@ -324,10 +327,34 @@ static unsigned collect(struct msghdr *h, int fds[SG_AGENT_FDS_MAX])
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;
         size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count && n < SG_AGENT_FDS_MAX; i++)
-            memcpy(&fds[n++], CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+            if (n < SG_AGENT_FDS_MAX)
+                fds[n] = fd;
+            else
+                sg_close(fd);
+            n++;
+        }
     }
     return n;
+}
+
+/* The answer's descriptor got lost on our side: that is no fault of the agent's. */
+static int starved(struct sg_agent *a, const void *data, size_t len)
+{
+    struct sg_agent_msg m;
+    struct sg_error err = {0};
+    if (!a->greeted || sg_agent_decode(data, len, 1, SG_AGENT_FROM_AGENT, &m) < 0)
+        return -1;
+    struct sg_call *c = find_call(a, &m, 1);
+    if (c == NULL)
+        return -1;
+    sg_error_set(&err, SG_OVERLOADED, "the server is out of descriptors");
+    sg_error_retry_after(&err, 1);
+    (void)c->answer(c, NULL, -1, &err);
+    sg_error_clear(&err);
+    return 0;
 }
 
 /* One packet. False when there is none, or the agent is gone. */
@@ -336,7 +363,7 @@ static bool receive(struct sg_agent *a)
     unsigned char data[ANSWER_MAX];
     union {
         struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int) * SG_AGENT_FDS_MAX)];
+        char space[CMSG_SPACE(sizeof(int) * KERNEL_FDS_MAX)];
     } control;
     struct iovec iov = {.iov_base = data, .iov_len = sizeof data};
     struct msghdr h = {
@@ -350,8 +377,12 @@ static bool receive(struct sg_agent *a)
     }
     int fds[SG_AGENT_FDS_MAX];
     unsigned n_fds = collect(&h, fds);
-    int r = (h.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ? -1 : handle(a, data, (size_t)n, fds, n_fds);
-    for (unsigned i = 0; i < n_fds; i++)
+    int r = -1;
+    if ((h.msg_flags & MSG_CTRUNC) != 0 && (h.msg_flags & MSG_TRUNC) == 0 && n_fds == 0)
+        r = starved(a, data, (size_t)n);
+    else if ((h.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0)
+        r = handle(a, data, (size_t)n, fds, n_fds);
+    for (unsigned i = 0; i < n_fds && i < SG_AGENT_FDS_MAX; i++)
         sg_close(fds[i]);
     if (r < 0)
         end(a, "agent_protocol", "the agent broke the protocol");

@@ -10,6 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Groups kept for the next commands; four descriptors each. */
+#define IDLE_MAX 16U
+
 struct sg_cgroup {
     struct sg_cgroups *all;
     struct sg_cgroup *next, **at; /* in all->every */
@@ -26,7 +29,7 @@ struct sg_cgroups {
     uint32_t agent_uid;
     pthread_mutex_t lock; /* guards the rest */
     struct sg_cgroup *every, *idle;
-    unsigned n;
+    unsigned n, n_idle;
     uint64_t made; /* names are never used twice */
 };
 
@@ -84,11 +87,12 @@ bool sg_cgroup_populated(const struct sg_cgroup *g)
 static void put_back(struct sg_cgroup *g)
 {
     struct sg_cgroups *gs = g->all;
-    bool again = !atomic_load(&g->killed);
     pthread_mutex_lock(&gs->lock);
+    bool again = !atomic_load(&g->killed) && gs->n_idle < IDLE_MAX;
     if (again) {
         g->next_idle = gs->idle;
         gs->idle = g;
+        gs->n_idle++;
     } else {
         *g->at = g->next;
         if (g->next != NULL) {
@@ -115,6 +119,13 @@ static void changed(struct sg_watch *w, uint32_t events)
     put_back(g);
 }
 
+static int open_failed(struct sg_error *err)
+{
+    bool full = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+    sg_error_sys(err, full ? SG_OVERLOADED : SG_INTERNAL, errno, "cannot open a control group");
+    return full ? sg_error_retry_after(err, 1) : -1;
+}
+
 static int open_group(struct sg_cgroup *g, struct sg_error *err)
 {
     struct sg_cgroups *gs = g->all;
@@ -123,7 +134,7 @@ static int open_group(struct sg_cgroup *g, struct sg_error *err)
     }
     g->dir = openat(gs->dir, g->name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (g->dir < 0) {
-        return sg_error_sys(err, SG_INTERNAL, errno, "cannot open a control group");
+        return open_failed(err);
     }
     if (geteuid() == 0 && gs->agent_uid != 0 &&
         fchownat(g->dir, "cgroup.procs", gs->agent_uid, (gid_t)-1, 0) < 0) {
@@ -133,7 +144,7 @@ static int open_group(struct sg_cgroup *g, struct sg_error *err)
     g->kill = openat(g->dir, "cgroup.kill", O_WRONLY | O_CLOEXEC);
     g->events = openat(g->dir, "cgroup.events", O_RDONLY | O_CLOEXEC);
     if (g->procs < 0 || g->kill < 0 || g->events < 0) {
-        return sg_error_sys(err, SG_INTERNAL, errno, "cannot open a control group");
+        return open_failed(err);
     }
     g->watch = (struct sg_watch){.ready = changed, .fd = g->events};
     return 0;
@@ -146,6 +157,7 @@ static struct sg_cgroup *take_idle(struct sg_cgroups *gs, uint64_t *number)
     struct sg_cgroup *g = gs->idle;
     if (g != NULL) {
         gs->idle = g->next_idle;
+        gs->n_idle--;
     } else if (gs->n < SG_CGROUPS_MAX) {
         gs->n++;
         *number = ++gs->made;
@@ -176,6 +188,7 @@ static int make_group(struct sg_cgroups *gs, uint64_t number, struct sg_cgroup *
     if (r == 0) {
         *ret = g;
     } else {
+        (void)unlinkat(gs->dir, g->name, AT_REMOVEDIR);
         group_free(g);
     }
     return r;

@@ -432,7 +432,7 @@ static void answer_built(struct pending *p, const struct sg_wire_answer *a, cons
     if (a->code != SG_OK) {
         fill_error(&err, a);
     } else {
-        sg_error_set(&err, SG_INTERNAL, "the spawner's answer lacks descriptors");
+        sg_error_set(&err, SG_OVERLOADED, "the sandbox's descriptors did not arrive: the server is out of descriptors");
     }
     p->built(p->arg, NULL, &err);
 }

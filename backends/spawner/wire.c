@@ -74,12 +74,13 @@ int sg_wire_receive(int sock, void *packet, size_t size, int fds[SG_WIRE_FDS_MAX
     }
     uint32_t magic;
     memcpy(&magic, packet, sizeof magic);
-    if ((size_t)n == size && magic == SG_WIRE_MAGIC && !(msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
+    bool good = (size_t)n == size && magic == SG_WIRE_MAGIC && !(msg.msg_flags & MSG_TRUNC);
+    if (good && !(msg.msg_flags & MSG_CTRUNC)) {
         return 1;
     }
     for (unsigned i = 0; i < *n_fds; i++) {
         sg_close(fds[i]);
     }
     *n_fds = 0;
-    return -EBADMSG;
+    return good ? 1 : -EBADMSG;
 }

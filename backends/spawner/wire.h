@@ -39,8 +39,8 @@ struct sg_wire_answer {
 
 /* Sends one packet; 0, -EAGAIN, or another negative errno. */
 int sg_wire_send(int sock, const void *packet, size_t size, const int *fds, unsigned n_fds);
-/* Receives one packet of exactly size bytes with its descriptors. 1: got one, 0: end of file, -EAGAIN,
- * -EBADMSG, or another negative errno. */
+/* Receives one packet of exactly size bytes with its descriptors (all or none: none arrive when this process has no
+ * room for them). 1: got one, 0: end of file, -EAGAIN, -EBADMSG, or another negative errno. */
 int sg_wire_receive(int sock, void *packet, size_t size, int fds[SG_WIRE_FDS_MAX], unsigned *n_fds);
 
 #endif

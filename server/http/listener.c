@@ -15,7 +15,7 @@
 #include "http/request_priv.h"
 
 #define BACKLOG 1024
-/* Connections the library may take beyond our own limit, to be told 503. */
+/* Connections the library may take beyond our own limit, to be told 503: a quarter more, at most so many. */
 #define HEADROOM 256U
 #define FLUSH_MS 1000   /* for answers of a stopping server to be written */
 #define UPGRADE_MS 2000 /* for relays to let go of their sockets */
@@ -209,7 +209,8 @@ static void fill_defaults(struct sg_http_config *c)
 static int start_daemon(struct sg_http *h, int listen_fd, struct sg_error *err)
 {
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_ALLOW_UPGRADE | MHD_USE_ERROR_LOG;
-    unsigned limit = h->cfg.max_connections + HEADROOM;
+    unsigned more = h->cfg.max_connections / 4 + 1;
+    unsigned limit = h->cfg.max_connections + (more < HEADROOM ? more : HEADROOM);
     unsigned stall = (unsigned)((h->cfg.stall_ms + 999) / 1000);
     int fd = fcntl(listen_fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
