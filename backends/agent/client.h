@@ -61,8 +61,11 @@ struct sg_agent_tree {
     /* MAY be NULL: did the kernel kill in this group for want of memory? Asked when SIGKILL came from nobody
      * here. */
     bool (*oom)(void *arg);
-    /* MAY be NULL. The command no longer needs arg (it was released, and it has ended); background children
-     * may still be in the group. Exactly once if sg_agent_exec_start succeeded. */
+    /* MAY be NULL: nobody is in the group now. Asked when the command has ended: with nothing left to kill it
+     * is freed before the sink hears `exited`, so that a caller's next command finds it idle again. */
+    bool (*empty)(void *arg);
+    /* MAY be NULL. The command no longer needs arg (it has ended, and it was released or nothing is left of it);
+     * background children may still be in the group. Exactly once if sg_agent_exec_start succeeded. */
     void (*free)(void *arg);
     void *arg;
     int group_dir;   /* with kill: the cgroup v2 group the command is born in, borrowed for the call; */

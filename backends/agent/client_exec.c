@@ -325,9 +325,20 @@ static void finish_failed(struct exec *x, const struct sg_error *err)
     x_unref(x);
 }
 
+static void free_tree(struct exec *x)
+{
+    if (x->freed)
+        return;
+    x->freed = true;
+    if (x->tree.free != NULL)
+        x->tree.free(x->tree.arg);
+}
+
 static void finish_exited(struct exec *x)
 {
     over(x);
+    if (x->tree.empty != NULL && x->tree.empty(x->tree.arg))
+        free_tree(x);
     if (callback_begin(x)) {
         x->sink.exited(x->sink.arg, &x->exit);
         callback_end(x);
@@ -386,11 +397,8 @@ static void turn(struct exec *x)
     pthread_mutex_lock(&x->lock);
     bool released = x->released;
     pthread_mutex_unlock(&x->lock);
-    if (x->state == OVER && released && !x->freed) {
-        x->freed = true;
-        if (x->tree.free != NULL)
-            x->tree.free(x->tree.arg);
-    }
+    if (x->state == OVER && released)
+        free_tree(x);
 }
 
 static void work(struct sg_task *t)

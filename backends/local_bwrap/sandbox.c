@@ -88,6 +88,11 @@ static bool group_oom(void *arg)
     return sg_oom_kills(group->g->built.oom_fd) > group->oom_before;
 }
 
+static bool group_empty(void *arg)
+{
+    return !sg_cgroup_populated(((const struct group *)arg)->cgroup);
+}
+
 static void group_free(void *arg)
 {
     struct group *group = arg;
@@ -117,6 +122,7 @@ static int group_new(struct gen *g, struct sg_agent_tree *tree, struct sg_error 
                                    .n_tasks = g->n_limit_fds};
     if (cgroup != NULL) {
         tree->kill = group_kill;
+        tree->empty = group_empty;
         tree->group_dir = sg_cgroup_dir(cgroup);
         tree->group_procs = sg_cgroup_procs(cgroup);
     }

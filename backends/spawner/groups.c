@@ -271,6 +271,17 @@ static void find_v2(struct sg_groups *g, const struct where *w)
     }
 }
 
+/* All commands together weigh as much as one ordinary process on every processor, whatever their number: enough not to
+ * starve beside others on the machine, and the server is heard however busy they are. By default it would be one process
+ * on the whole machine. */
+static void weigh(int cpu_dir)
+{
+    char text[32];
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    snprintf(text, sizeof text, "%ld", 1024 * (processors < 1 ? 1 : processors > 256 ? 256 : processors));
+    (void)write_file(cpu_dir, "cpu.shares", text); /* the default does as well */
+}
+
 static void find_v1(struct sg_groups *g, const struct where *w)
 {
     for (int c = 0; c < SG_CTL_COUNT; c++) {
@@ -281,6 +292,9 @@ static void find_v1(struct sg_groups *g, const struct where *w)
         wipe(parent, g->name, true, sg_now_ms() + 5000);
         if (!g->v2_controllers) {
             g->v1[c] = make_dir(parent, g->name);
+        }
+        if (c == SG_CTL_CPU && g->v1[c] >= 0) {
+            weigh(g->v1[c]);
         }
         if (g->v1[c] >= 0) {
             g->v1_parent[c] = sg_steal_fd(&parent);

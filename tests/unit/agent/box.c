@@ -309,6 +309,7 @@ static void on_exited(void *arg, const struct sg_exit *exit)
 {
     struct run *r = arg;
     r->exit = *exit;
+    r->freed_first = r->freed; /* set on this thread */
     box_set(r->box, &r->ended);
 }
 
@@ -318,6 +319,19 @@ static void group_kill(void *arg)
     char path[256];
     snprintf(path, sizeof path, "%s/cgroup.kill", r->group);
     cr_assert(write_text(path, "1"));
+}
+
+static bool group_empty(void *arg)
+{
+    const struct run *r = arg;
+    char path[256], text[256] = "";
+    snprintf(path, sizeof path, "%s/cgroup.events", r->group);
+    FILE *f = fopen(path, "re");
+    cr_assert_not_null(f);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = '\0';
+    return strstr(text, "populated 0") != NULL;
 }
 
 static void group_free(void *arg)
@@ -336,6 +350,7 @@ static void make_group(struct run *r)
     snprintf(path, sizeof path, "%s/cgroup.procs", r->group);
     give_to_agent(r->box, path);
     r->tree.kill = group_kill;
+    r->tree.empty = group_empty;
     r->tree.free = group_free;
     r->tree.arg = r;
     r->tree.group_dir = open(r->group, O_PATH | O_DIRECTORY | O_CLOEXEC);

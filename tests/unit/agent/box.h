@@ -44,6 +44,7 @@ struct run {
     struct sg_agent_tree tree;
     char group[192];
     bool started, ended, failed, freed;
+    bool freed_first; /* before the end was told */
     struct sg_exit exit;
     struct sg_error error;
     char *out, *err; /* NUL-terminated */

@@ -366,6 +366,25 @@ static void signals(struct box *b)
     run_finish(&r);
 }
 
+static void groups_are_free_first(struct box *b)
+{
+    struct run r;
+    if (b->tree != BOX_CGROUP)
+        return;
+    run_shell(&r, b, "exit 3");
+    cr_expect(r.freed_first, "whoever hears of the end may start the next one in the same group");
+    run_finish(&r);
+    run_shell(&r, b, "sleep 1000 >/dev/null 2>&1 &");
+    cr_expect_not(r.freed_first, "something is left to kill");
+    r.x->ops->kill(r.x, SG_KILLED_CALLER);
+    run_finish(&r);
+}
+
+Test(exec, an_empty_group_is_free_before_the_end_is_told)
+{
+    each(groups_are_free_first);
+}
+
 Test(exec, signals_reach_the_command)
 {
     each(signals);
