@@ -123,6 +123,11 @@ struct sg_file_put_args {
     bool mode_given;
     uint32_t mode;    /* permission bits, else 0644 for a new file, kept for a replaced one */
     int64_t size_hint; /* -1 unknown */
+    const struct sg_condition *only_if; /* NULL: always. SG_PRECONDITION_FAILED at once, and again at the commit, which is where it
+                                         * counts; what commands do in the moment between check and rename is not seen */
+    bool mtime_given;
+    int64_t mtime_ns;
+    bool no_links; /* follow no symbolic link; one that has the name is replaced itself */
 };
 
 /* A file being written: nothing is visible under its name until commit. write may block on the disk for a
@@ -168,8 +173,42 @@ struct sg_file_ops {
                 struct sg_error *err);
     int (*mkdir)(struct sg_sandbox *sb, const char *path, uint32_t mode,
                  const struct sg_file_stat_done *done, struct sg_error *err); /* with parents; existing directory is fine */
-    int (*remove)(struct sg_sandbox *sb, const char *path, bool recursive, const struct sg_done *done, struct sg_error *err);
+    int (*remove)(struct sg_sandbox *sb, const char *path, bool recursive, const struct sg_condition *only_if,
+                  const struct sg_done *done, struct sg_error *err); /* of the link itself when path is one; only_if: NULL always */
+    /* Parents of to are made; a file or an empty directory there is replaced, SG_DIRECTORY_NOT_EMPTY. */
     int (*move)(struct sg_sandbox *sb, const char *from, const char *to, const struct sg_done *done, struct sg_error *err);
+    const struct sg_tree_ops *tree; /* MAY: archives */
+};
+
+/* text: borrowed for the callback. */
+struct sg_text_done {
+    void (*fn)(void *arg, const char *text, const struct sg_file_stat *st, const struct sg_error *err);
+    void *arg;
+};
+
+/* What packing and unpacking a directory needs. No symbolic link is followed on the way to any path (SG_PATH_REFUSED) but in
+ * resolve, scratch, stage and the target of merge: use the paths that resolve and stage give. */
+struct sg_tree_ops {
+    int (*resolve)(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done,
+                   struct sg_error *err); /* the path without links, and what is there */
+    int (*list)(struct sg_sandbox *sb, const char *path, size_t max, const struct sg_file_list_done *done, struct sg_error *err);
+    int (*get)(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
+    int (*readlink)(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done, struct sg_error *err); /* whole */
+    /* A new file without a name on the disk of path, open for reading and writing: the caller's. */
+    int (*scratch)(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
+    /* A new directory with a name of its own in the directory path or the nearest one above it that exists. */
+    int (*stage)(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done, struct sg_error *err);
+    int (*mkdir)(struct sg_sandbox *sb, const char *path, uint32_t mode, const struct sg_file_stat_done *done, struct sg_error *err);
+    /* Parents are made; what has the name and is no directory is replaced. */
+    int (*symlink)(struct sg_sandbox *sb, const char *path, const char *text, int64_t mtime_ns, const struct sg_done *done,
+                   struct sg_error *err);
+    int (*link)(struct sg_sandbox *sb, const char *path, const char *existing, const struct sg_done *done, struct sg_error *err);
+    int (*attributes)(struct sg_sandbox *sb, const char *path, uint32_t mode, int64_t mtime_ns, const struct sg_done *done,
+                      struct sg_error *err);
+    /* Moves all that is in the directory stage into the directory to, which may be missing, and removes stage. Directories that
+     * both have are merged, other names replaced. SG_IS_A_DIRECTORY, SG_NOT_A_DIRECTORY: one would meet the other, and nothing
+     * was moved. */
+    int (*merge)(struct sg_sandbox *sb, const char *stage, const char *to, const struct sg_done *done, struct sg_error *err);
 };
 
 /* ---- pre-built slots, for operators ---- */

@@ -95,10 +95,29 @@ int sg_agent_list(struct sg_agent *a, const char *path, bool recursive, size_t m
                   const struct sg_file_list_done *done, struct sg_error *err);
 int sg_agent_mkdir(struct sg_agent *a, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
                    struct sg_error *err);
-int sg_agent_remove(struct sg_agent *a, const char *path, bool recursive, const struct sg_done *done,
-                    struct sg_error *err);
+int sg_agent_remove(struct sg_agent *a, const char *path, bool recursive, const struct sg_condition *only_if,
+                    const struct sg_done *done, struct sg_error *err);
 int sg_agent_move(struct sg_agent *a, const char *from, const char *to, const struct sg_done *done,
                   struct sg_error *err);
+
+/* ---- ... and of struct sg_tree_ops ---- */
+
+int sg_agent_resolve(struct sg_agent *a, const char *path, const struct sg_text_done *done, struct sg_error *err);
+int sg_agent_tree_list(struct sg_agent *a, const char *path, size_t max, const struct sg_file_list_done *done,
+                       struct sg_error *err);
+int sg_agent_tree_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
+int sg_agent_readlink(struct sg_agent *a, const char *path, const struct sg_text_done *done, struct sg_error *err);
+int sg_agent_scratch(struct sg_agent *a, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
+int sg_agent_stage(struct sg_agent *a, const char *path, const struct sg_text_done *done, struct sg_error *err);
+int sg_agent_tree_mkdir(struct sg_agent *a, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
+                        struct sg_error *err);
+int sg_agent_symlink(struct sg_agent *a, const char *path, const char *text, int64_t mtime_ns, const struct sg_done *done,
+                     struct sg_error *err);
+int sg_agent_link(struct sg_agent *a, const char *path, const char *existing, const struct sg_done *done,
+                  struct sg_error *err);
+int sg_agent_attributes(struct sg_agent *a, const char *path, uint32_t mode, int64_t mtime_ns, const struct sg_done *done,
+                        struct sg_error *err);
+int sg_agent_merge(struct sg_agent *a, const char *stage, const char *to, const struct sg_done *done, struct sg_error *err);
 
 /* ---- sockets: the dial slot ---- */
 

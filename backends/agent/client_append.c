@@ -145,6 +145,14 @@ static void make(struct sg_append *p)
     sg_error_clear(&err);
 }
 
+/* The condition of an append is about the file before it. */
+static int check(struct sg_append *p, const struct stat *st, struct sg_error *err)
+{
+    struct sg_file_stat now;
+    sg_agent_stat_from_fd(&now, st, p->uid);
+    return sg_condition_holds(&p->u.only_if, &now) ? 0 : sg_agent_error(err, SG_AGENT_ECONDITION);
+}
+
 static int opened(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
 {
     struct sg_append *p = sg_container_of(c, struct sg_append, call);
@@ -166,7 +174,9 @@ static int opened(struct sg_call *c, const struct sg_agent_msg *m, int fd, const
         p->target = fd;
         p->uid = m->u.done.stat.uid;
         p->work.run = copy_work;
-        r = sg_workq_submit(p->u.agent->workq, &p->work, &e);
+        r = check(p, &st, &e);
+        if (r == 0)
+            r = sg_workq_submit(p->u.agent->workq, &p->work, &e);
     }
     if (r < 0)
         end(p, NULL, false, &e);

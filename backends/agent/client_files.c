@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "base/str.h"
 
 /* ---- small parts ---- */
 
@@ -44,45 +43,19 @@ static enum sg_file_type type_from(uint32_t type)
     }
 }
 
-/* Length of the valid UTF-8 character that text starts with, or 0. */
-static size_t character(const char *text, size_t left)
+void sg_agent_condition_from(struct sg_agent_condition *out, const struct sg_condition *c)
 {
-    for (size_t n = 1; n <= 4 && n <= left; n++)
-        if (sg_utf8_valid(text, n))
-            return n;
-    return 0;
-}
-
-char *sg_agent_printable(const char *name, size_t len)
-{
-    static const char hex[] = "0123456789ABCDEF";
-    if (sg_utf8_valid(name, len))
-        return sg_xstrndup(name, len);
-    char *out = sg_xcalloc(len * 3 + 1, 1);
-    for (size_t i = 0, o = 0; i < len;) {
-        size_t n = character(name + i, len - i);
-        if (n > 0) {
-            memcpy(out + o, name + i, n);
-            o += n;
-            i += n;
-        } else {
-            unsigned char c = (unsigned char)name[i++];
-            out[o++] = '%';
-            out[o++] = hex[c >> 4];
-            out[o++] = hex[c & 15];
-        }
-    }
-    return out;
-}
-
-static void copy_target(struct sg_file_stat *out, const char *target, size_t len)
-{
-    sg_cleanup(sg_free_p) char *text = sg_agent_printable(target, len);
-    size_t n = strlen(text);
-    if (n > sizeof out->target - 1)
-        n = sg_utf8_whole(text, sizeof out->target - 1);
-    memcpy(out->target, text, n);
-    out->target[n] = '\0';
+    static const enum sg_agent_kind kinds[] = {
+        [SG_IF_ALWAYS] = SG_AGENT_ALWAYS,   [SG_IF_EXISTS] = SG_AGENT_EXISTS,   [SG_IF_ABSENT] = SG_AGENT_ABSENT,
+        [SG_IF_MATCHES] = SG_AGENT_MATCHES, [SG_IF_DIFFERS] = SG_AGENT_DIFFERS,
+    };
+    *out = (struct sg_agent_condition){0};
+    if (c == NULL)
+        return;
+    out->kind = kinds[c->kind];
+    for (; out->n < c->n; out->n++)
+        out->tags[out->n] = (struct sg_agent_tag){c->tags[out->n].dev, c->tags[out->n].ino, c->tags[out->n].mtime_ns,
+                                                  c->tags[out->n].size};
 }
 
 void sg_agent_stat_from(struct sg_file_stat *out, const struct sg_agent_stat *st, const char *target,
@@ -97,8 +70,10 @@ void sg_agent_stat_from(struct sg_file_stat *out, const struct sg_agent_stat *st
         .dev = st->dev,
         .uid = st->uid,
     };
-    if (target_len > 0)
-        copy_target(out, target, target_len);
+    size_t n = target_len < sizeof out->target ? target_len : sizeof out->target - 1;
+    if (n > 0)
+        memcpy(out->target, target, n);
+    out->target[n] = '\0';
 }
 
 void sg_agent_stat_from_fd(struct sg_file_stat *out, const struct stat *st, uint32_t uid)
@@ -122,7 +97,9 @@ struct file_op {
         struct sg_done plain;
         struct sg_file_stat_done stat;
         struct sg_file_source_done source;
+        struct sg_text_done text;
     } done;
+    int access; /* of the descriptor that comes */
 };
 
 static struct file_op *op_new(struct sg_agent *a, sg_answer *answer)
@@ -214,14 +191,15 @@ int sg_agent_mkdir(struct sg_agent *a, const char *path, uint32_t mode, const st
     return op_send(op, &m, SG_AGENT_ANSWER_MS, err);
 }
 
-int sg_agent_remove(struct sg_agent *a, const char *path, bool recursive, const struct sg_done *done,
-                    struct sg_error *err)
+int sg_agent_remove(struct sg_agent *a, const char *path, bool recursive, const struct sg_condition *only_if,
+                    const struct sg_done *done, struct sg_error *err)
 {
     sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
     if (full == NULL)
         return -1;
     struct sg_agent_msg m = {.type = SG_AGENT_REMOVE, .u.file.path = full};
     m.u.file.flags = recursive ? SG_AGENT_RECURSIVE : 0;
+    sg_agent_condition_from(&m.u.file.condition, only_if);
     struct file_op *op = op_new(a, plain_answer);
     op->done.plain = *done;
     return op_send(op, &m, SG_AGENT_TREE_ANSWER_MS, err);
@@ -262,7 +240,7 @@ static int get_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, c
     struct sg_error e = {0};
     struct stat st;
     bool wrong;
-    if (sg_agent_take_file(m, fd, O_RDONLY, err, &st, &wrong, &e) < 0) {
+    if (sg_agent_take_file(m, fd, op->access, err, &st, &wrong, &e) < 0) {
         op->done.source.fn(op->done.source.arg, NULL, &e);
         sg_close(fd);
     } else {
@@ -276,15 +254,162 @@ static int get_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, c
     return wrong ? -1 : 0;
 }
 
+static int open_file(struct sg_agent *a, struct sg_agent_msg *m, int access, const struct sg_file_source_done *done,
+                     struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *full = sg_agent_path(a, m->u.file.path, err);
+    if (full == NULL)
+        return -1;
+    m->type = SG_AGENT_OPEN;
+    m->u.file.path = full;
+    struct file_op *op = op_new(a, get_answer);
+    op->call.wants_fd = true;
+    op->access = access;
+    op->done.source = *done;
+    return op_send(op, m, SG_AGENT_ANSWER_MS, err);
+}
+
 int sg_agent_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done,
                  struct sg_error *err)
 {
-    sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
-    if (full == NULL)
+    struct sg_agent_msg m = {.u.file = {.path = path, .how = SG_AGENT_OPEN_READ}};
+    return open_file(a, &m, O_RDONLY, done, err);
+}
+
+/* ---- trees ---- */
+
+int sg_agent_tree_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done,
+                      struct sg_error *err)
+{
+    struct sg_agent_msg m = {
+        .u.file = {.path = path, .how = SG_AGENT_OPEN_READ, .flags = SG_AGENT_NO_LINKS}};
+    return open_file(a, &m, O_RDONLY, done, err);
+}
+
+int sg_agent_scratch(struct sg_agent *a, const char *path, const struct sg_file_source_done *done,
+                     struct sg_error *err)
+{
+    struct sg_agent_msg m = {.u.file = {.path = path, .how = SG_AGENT_OPEN_SCRATCH}};
+    return open_file(a, &m, O_RDWR, done, err);
+}
+
+int sg_agent_tree_list(struct sg_agent *a, const char *path, size_t max, const struct sg_file_list_done *done,
+                       struct sg_error *err)
+{
+    return sg_agent_list_links(a, path, false, SG_AGENT_NO_LINKS, max, done, err);
+}
+
+static int text_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
+{
+    struct file_op *op = sg_container_of(c, struct file_op, call);
+    struct sg_error e = {0};
+    struct sg_file_stat st;
+    bool failed = sg_agent_answer_error(m, err, &e);
+    bool wrong = fd >= 0 || (!failed && !(m->u.done.flags & SG_AGENT_DONE_STAT));
+    if (wrong)
+        sg_error_set(&e, SG_SANDBOX_LOST, "the agent broke the protocol");
+    else if (!failed)
+        sg_agent_stat_from(&st, &m->u.done.stat, NULL, 0);
+    bool good = !failed && !wrong;
+    op->done.text.fn(op->done.text.arg, good ? m->u.done.text : NULL, good ? &st : NULL, good ? NULL : &e);
+    sg_error_clear(&e);
+    sg_close(fd);
+    op_free(op);
+    return wrong ? -1 : 0;
+}
+
+/* m->u.file.path (and path2, unless it is the text of a symbolic link) become whole paths. */
+static int send_tree(struct sg_agent *a, struct sg_agent_msg *m, struct file_op *op, int64_t within_ms,
+                     struct sg_error *err)
+{
+    bool is_path = m->u.file.path2 != NULL &&
+                   (m->type != SG_AGENT_LINK || !(m->u.file.flags & SG_AGENT_SYMBOLIC));
+    sg_cleanup(sg_free_p) char *first = sg_agent_path(a, m->u.file.path, err);
+    sg_cleanup(sg_free_p) char *second = is_path && first != NULL ? sg_agent_path(a, m->u.file.path2, err) : NULL;
+    if (first == NULL || (is_path && second == NULL)) {
+        op_free(op);
         return -1;
-    struct sg_agent_msg m = {.type = SG_AGENT_OPEN, .u.file = {.path = full, .how = SG_AGENT_OPEN_READ}};
-    struct file_op *op = op_new(a, get_answer);
-    op->call.wants_fd = true;
-    op->done.source = *done;
-    return op_send(op, &m, SG_AGENT_ANSWER_MS, err);
+    }
+    m->u.file.path = first;
+    if (is_path)
+        m->u.file.path2 = second;
+    return op_send(op, m, within_ms, err);
+}
+
+static int ask_text(struct sg_agent *a, struct sg_agent_msg *m, const struct sg_text_done *done, struct sg_error *err)
+{
+    struct file_op *op = op_new(a, text_answer);
+    op->done.text = *done;
+    return send_tree(a, m, op, SG_AGENT_ANSWER_MS, err);
+}
+
+int sg_agent_resolve(struct sg_agent *a, const char *path, const struct sg_text_done *done, struct sg_error *err)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_STAT, .u.file = {.path = path, .flags = SG_AGENT_RESOLVE}};
+    return ask_text(a, &m, done, err);
+}
+
+int sg_agent_readlink(struct sg_agent *a, const char *path, const struct sg_text_done *done, struct sg_error *err)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_STAT, .u.file = {.path = path, .flags = SG_AGENT_NO_LINKS}};
+    return ask_text(a, &m, done, err);
+}
+
+int sg_agent_stage(struct sg_agent *a, const char *path, const struct sg_text_done *done, struct sg_error *err)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_MKDIR,
+                             .u.file = {.path = path, .flags = SG_AGENT_STAGE, .mode = 0700}};
+    return ask_text(a, &m, done, err);
+}
+
+int sg_agent_tree_mkdir(struct sg_agent *a, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
+                        struct sg_error *err)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_MKDIR,
+                             .u.file = {.path = path, .flags = SG_AGENT_NO_LINKS, .mode = mode & 0777}};
+    struct file_op *op = op_new(a, stat_answer);
+    op->done.stat = *done;
+    return send_tree(a, &m, op, SG_AGENT_ANSWER_MS, err);
+}
+
+static int do_plain(struct sg_agent *a, struct sg_agent_msg *m, int64_t within_ms, const struct sg_done *done,
+                    struct sg_error *err)
+{
+    struct file_op *op = op_new(a, plain_answer);
+    op->done.plain = *done;
+    m->u.file.flags |= SG_AGENT_NO_LINKS;
+    return send_tree(a, m, op, within_ms, err);
+}
+
+int sg_agent_symlink(struct sg_agent *a, const char *path, const char *text, int64_t mtime_ns,
+                     const struct sg_done *done, struct sg_error *err)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_LINK, .u.file = {.path = path, .path2 = text, .mtime_ns = mtime_ns}};
+    if (text[0] == '\0' || strlen(text) > SG_AGENT_PATH_MAX)
+        return sg_error_set(err, SG_PATH_REFUSED, "the text of a symbolic link is empty or too long");
+    m.u.file.flags = SG_AGENT_SYMBOLIC | SG_AGENT_SET_MTIME;
+    return do_plain(a, &m, SG_AGENT_ANSWER_MS, done, err);
+}
+
+int sg_agent_link(struct sg_agent *a, const char *path, const char *existing, const struct sg_done *done,
+                  struct sg_error *err)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_LINK, .u.file = {.path = path, .path2 = existing}};
+    return do_plain(a, &m, SG_AGENT_ANSWER_MS, done, err);
+}
+
+int sg_agent_attributes(struct sg_agent *a, const char *path, uint32_t mode, int64_t mtime_ns,
+                        const struct sg_done *done, struct sg_error *err)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_ATTRIBUTES,
+                             .u.file = {.path = path, .mode = mode & 0777, .mtime_ns = mtime_ns}};
+    m.u.file.flags = SG_AGENT_SET_MODE | SG_AGENT_SET_MTIME;
+    return do_plain(a, &m, SG_AGENT_ANSWER_MS, done, err);
+}
+
+int sg_agent_merge(struct sg_agent *a, const char *stage, const char *to, const struct sg_done *done,
+                   struct sg_error *err)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_MERGE, .u.file = {.path = stage, .path2 = to}};
+    return do_plain(a, &m, SG_AGENT_TREE_ANSWER_MS, done, err);
 }

@@ -73,7 +73,7 @@ static int decode(struct list_op *op, const char *p, size_t len, struct sg_file_
         return sg_error_set(err, SG_NO_MEMORY, "no memory for a list of %zu entries", n);
     while (l->n < n && sg_agent_record_next(&p, &len, &rec, &name, &target) == 1) {
         struct sg_file_entry *e = &l->entries[l->n++];
-        e->name = sg_agent_printable(name, rec.name_len);
+        e->name = sg_xstrndup(name, rec.name_len);
         sg_agent_stat_from(&e->stat, &rec.stat, target, rec.target_len);
     }
     l->truncated = op->truncated;
@@ -145,6 +145,12 @@ static int make_memfd(void)
 int sg_agent_list(struct sg_agent *a, const char *path, bool recursive, size_t max,
                   const struct sg_file_list_done *done, struct sg_error *err)
 {
+    return sg_agent_list_links(a, path, recursive, 0, max, done, err);
+}
+
+int sg_agent_list_links(struct sg_agent *a, const char *path, bool recursive, uint32_t links, size_t max,
+                        const struct sg_file_list_done *done, struct sg_error *err)
+{
     sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
     if (full == NULL)
         return -1;
@@ -156,7 +162,7 @@ int sg_agent_list(struct sg_agent *a, const char *path, bool recursive, size_t m
     op->memfd = make_memfd();
     struct sg_agent_msg m = {.type = SG_AGENT_LIST, .nfds = 1};
     m.u.file.path = full;
-    m.u.file.flags = recursive ? SG_AGENT_RECURSIVE : 0;
+    m.u.file.flags = links | (recursive ? SG_AGENT_RECURSIVE : 0);
     m.u.file.max_entries = (uint32_t)op->max;
     m.u.file.max_bytes = SG_AGENT_LIST_BYTES_MAX;
     int r = op->memfd < 0 ? sg_error_sys(err, SG_OVERLOADED, errno, "cannot make room for a list")

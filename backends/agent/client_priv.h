@@ -120,8 +120,10 @@ int sg_agent_spawn(struct sg_agent *a, const struct sg_exec_spec *spec, const st
 void sg_agent_stat_from(struct sg_file_stat *out, const struct sg_agent_stat *st, const char *target,
                         size_t target_len);
 void sg_agent_stat_from_fd(struct sg_file_stat *out, const struct stat *st, uint32_t uid);
-/* A copy of name in which what is not UTF-8 is written as %XX. */
-char *sg_agent_printable(const char *name, size_t len);
+void sg_agent_condition_from(struct sg_agent_condition *out, const struct sg_condition *c);
+/* sg_agent_list and sg_agent_get with SG_AGENT_NO_LINKS or 0. */
+int sg_agent_list_links(struct sg_agent *a, const char *path, bool recursive, uint32_t links, size_t max,
+                        const struct sg_file_list_done *done, struct sg_error *err);
 
 /* ---- client_put.c and client_append.c ---- */
 
@@ -134,8 +136,10 @@ struct sg_upload {
     int fd;                 /* of the temp file */
     char *path;             /* of the target */
     char *temp;             /* its path when it has one, or NULL */
-    bool mode_given;
+    bool mode_given, mtime_given, no_links;
     uint32_t mode;
+    int64_t mtime_ns;
+    struct sg_condition only_if;
     int64_t size;
 };
 void sg_upload_finish(struct sg_upload *u); /* removes the temp file too */

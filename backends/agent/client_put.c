@@ -18,7 +18,7 @@ void sg_upload_finish(struct sg_upload *u)
     struct sg_done nobody = {.fn = forgotten};
     u->fd = sg_close(u->fd);
     if (u->temp != NULL)
-        (void)sg_agent_remove(u->agent, u->temp, false, &nobody, NULL);
+        (void)sg_agent_remove(u->agent, u->temp, false, NULL, &nobody, NULL);
     free(u->path);
     free(u->temp);
     u->agent = sg_agent_unref(u->agent);
@@ -30,7 +30,10 @@ int sg_upload_commit(struct sg_upload *u, struct sg_call *c, bool only_new, stru
     m.u.file.path = u->path;
     m.u.file.path2 = u->temp != NULL ? u->temp : "";
     m.u.file.mode = u->mode & 0777;
-    m.u.file.flags = (only_new ? SG_AGENT_COMMIT_NEW : 0) | (u->mode_given ? SG_AGENT_COMMIT_MODE : 0);
+    m.u.file.mtime_ns = u->mtime_ns;
+    m.u.file.flags = (only_new ? SG_AGENT_COMMIT_NEW : 0) | (u->mode_given ? SG_AGENT_SET_MODE : 0) |
+                     (u->mtime_given ? SG_AGENT_SET_MTIME : 0) | (u->no_links ? SG_AGENT_NO_LINKS : 0);
+    sg_agent_condition_from(&m.u.file.condition, &u->only_if);
     return sg_agent_call(u->agent, c, &m, &u->fd, SG_AGENT_ANSWER_MS, err);
 }
 
@@ -148,11 +151,16 @@ int sg_agent_put(struct sg_agent *a, const struct sg_file_put_args *args,
     if (path == NULL)
         return -1;
     struct sg_agent_msg m = {.type = SG_AGENT_OPEN, .u.file = {.path = path, .how = SG_AGENT_OPEN_TEMP}};
+    m.u.file.flags = args->no_links ? SG_AGENT_NO_LINKS : 0;
+    sg_agent_condition_from(&m.u.file.condition, args->only_if);
     struct sink *s = sg_xcalloc(1, sizeof *s);
     s->pub.ops = &sink_ops;
     s->append = args->append;
     s->u = (struct sg_upload){
-        .agent = sg_agent_ref(a), .fd = -1, .path = path, .mode_given = args->mode_given, .mode = args->mode};
+        .agent = sg_agent_ref(a), .fd = -1, .path = path, .mode_given = args->mode_given, .mode = args->mode,
+        .mtime_given = args->mtime_given, .mtime_ns = args->mtime_ns, .no_links = args->no_links};
+    if (args->only_if != NULL)
+        s->u.only_if = *args->only_if;
     s->call = (struct sg_call){.answer = open_answer, .wants_fd = true};
     s->opened = *done;
     if (sg_agent_call(a, &s->call, &m, NULL, SG_AGENT_ANSWER_MS, err) == 0)

@@ -15,6 +15,7 @@ static const struct {
     {EISDIR, SG_IS_A_DIRECTORY, "a directory"},
     {ENOTDIR, SG_NOT_A_DIRECTORY, "a part of the path is not a directory"},
     {SG_AGENT_ENOTREG, SG_NOT_A_REGULAR_FILE, "a FIFO, device, socket or kernel file"},
+    {SG_AGENT_ECONDITION, SG_PRECONDITION_FAILED, "the file is not in the state that the request asks for"},
     {ENXIO, SG_NOT_A_REGULAR_FILE, "a FIFO, device, socket or kernel file"},
     {ENOTEMPTY, SG_DIRECTORY_NOT_EMPTY, "the directory is not empty"},
     {EEXIST, SG_ALREADY_EXISTS, "something of that name exists"},
@@ -40,7 +41,7 @@ int sg_agent_error(struct sg_error *err, uint32_t error)
             continue;
         sg_error_set(err, table[i].code, "%s", table[i].text);
         if (err != NULL)
-            err->sys = error == SG_AGENT_ENOTREG ? 0 : (int)error;
+            err->sys = error >= SG_AGENT_ENOTREG ? 0 : (int)error;
         return table[i].code == SG_OVERLOADED ? sg_error_retry_after(err, 1) : -1;
     }
     return sg_error_sys(err, SG_INTERNAL, (int)(error & 0xffff),

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/openat2.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -19,27 +18,6 @@
 #define INLINE_ENTRIES 256U /* a list longer than this is a worker's */
 #define SELF_FD_MAX 32
 #define TEMP_NAME_MAX 64
-
-int sys_openat2(int dir, const char *path, int flags, mode_t mode)
-{
-    struct open_how how = {
-        .flags = (uint64_t)(unsigned)(flags | O_CLOEXEC), .mode = mode, .resolve = RESOLVE_NO_MAGICLINKS};
-    long fd = syscall(SYS_openat2, dir, path, &how, sizeof how);
-    return fd < 0 ? -errno : (int)fd;
-}
-
-void files_stat_fill(struct sg_agent_stat *out, const struct stat *st)
-{
-    *out = (struct sg_agent_stat){
-        .type = st->st_mode & S_IFMT,
-        .mode = st->st_mode & 07777,
-        .uid = st->st_uid,
-        .size = (uint64_t)st->st_size,
-        .mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
-        .ino = st->st_ino,
-        .dev = st->st_dev,
-    };
-}
 
 static int close_keep(int fd)
 {
@@ -63,102 +41,13 @@ static void done_stat(struct agent *a, uint64_t id, const struct stat *st, uint3
     out_send(a, &m, fd);
 }
 
-/* ---- names ---- */
-
-/* Cuts path into the directory (dir) and the last component (name); both have room for a whole path. "/a/b/"
- * is "/a" and "b"; the root itself has the name ".". -errno. */
-static int split(const char *path, char *dir, char *name)
-{
-    size_t len = strlen(path);
-    while (len > 1 && path[len - 1] == '/')
-        len--;
-    if (path[0] != '/' && path[0] != '\0' && memchr(path, '/', len) == NULL) {
-        memcpy(dir, ".", 2);
-        memcpy(name, path, len);
-        name[len] = '\0';
-        return 0;
-    }
-    size_t cut = len;
-    while (cut > 0 && path[cut - 1] != '/')
-        cut--;
-    if (len - cut > 255)
-        return -ENAMETOOLONG;
-    memcpy(name, path + cut, len - cut);
-    name[len - cut] = '\0';
-    if (len == cut)
-        memcpy(name, ".", 2);
-    if (cut > 1)
-        cut--;
-    memcpy(dir, path, cut);
-    dir[cut] = '\0';
-    return 0;
-}
-
-static bool no_name(const char *name)
-{
-    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
-}
-
-int files_parent(const char *path, char *name)
-{
-    char dir[SG_AGENT_PATH_MAX + 1];
-    int r = split(path, dir, name);
-    return r < 0 ? r : sys_openat2(AT_FDCWD, dir, O_PATH | O_DIRECTORY, 0);
-}
-
-/* Opens directory path under base, making what is missing of it. *made: how many levels are new. fd or
- * -errno. */
-static int make_dirs(int base, const char *path, mode_t mode, unsigned *made)
-{
-    char name[SG_AGENT_PATH_MAX + 1];
-    int dir = sys_openat2(base, path[0] == '/' ? "/" : ".", O_PATH | O_DIRECTORY, 0);
-    *made = 0;
-    for (const char *p = path; dir >= 0;) {
-        p += strspn(p, "/");
-        size_t n = strcspn(p, "/");
-        if (n == 0)
-            break;
-        memcpy(name, p, n);
-        name[n] = '\0';
-        p += n;
-        int next = sys_openat2(dir, name, O_PATH | O_DIRECTORY, 0);
-        if (next == -ENOENT) {
-            if (mkdirat(dir, name, mode) == 0)
-                ++*made;
-            else if (errno != EEXIST)
-                next = -errno;
-            if (next == -ENOENT)
-                next = sys_openat2(dir, name, O_PATH | O_DIRECTORY, 0);
-        }
-        close(dir);
-        dir = next;
-    }
-    return dir;
-}
-
-/* Takes back the last levels that make_dirs made; what has been filled meanwhile stays. */
-static void unmake_dirs(int base, const char *path, unsigned made)
-{
-    char part[SG_AGENT_PATH_MAX + 1], name[SG_AGENT_PATH_MAX + 1], dir[SG_AGENT_PATH_MAX + 1];
-    memcpy(part, path, strlen(path) + 1);
-    for (; made > 0 && split(part, dir, name) == 0; made--) {
-        int fd = sys_openat2(base, dir, O_PATH | O_DIRECTORY, 0);
-        if (fd < 0)
-            return;
-        int r = unlinkat(fd, name, AT_REMOVEDIR);
-        close(fd);
-        if (r != 0)
-            return;
-        memcpy(part, dir, strlen(dir) + 1);
-    }
-}
-
 /* ---- the place a file is written to ---- */
 
 /* Where a write through path ends up once its last component's links are followed. */
 struct target {
     int dir;  /* holds name; -1 while the directory is missing */
     int base; /* what dir_path is relative to, or AT_FDCWD; owned */
+    int links; /* FILES_NO_LINKS: none is followed, one of the last component is what gets replaced */
     char dir_path[SG_AGENT_PATH_MAX + 1];
     char name[SG_AGENT_PATH_MAX + 1];
     bool exists; /* then st is a writable regular file */
@@ -196,6 +85,8 @@ static int check_existing(struct target *t)
     t->exists = true;
     if (S_ISDIR(t->st.st_mode))
         return -EISDIR;
+    if (t->links != 0)
+        return 0;
     if (!S_ISREG(t->st.st_mode))
         return -(int)SG_AGENT_ENOTREG;
     if (syscall(SYS_faccessat2, t->dir, t->name, W_OK, AT_EACCESS | AT_SYMLINK_NOFOLLOW) != 0 &&
@@ -205,21 +96,21 @@ static int check_existing(struct target *t)
 }
 
 /* 0 (t->dir is -1 when the directory does not exist yet) or -errno; target_finish in any case. */
-static int target_find(struct target *t, const char *path)
+static int target_find(struct target *t, const char *path, int links)
 {
     char rest[SG_AGENT_PATH_MAX + 1];
-    *t = (struct target){.dir = -1, .base = AT_FDCWD};
+    *t = (struct target){.dir = -1, .base = AT_FDCWD, .links = links};
     memcpy(rest, path, strlen(path) + 1);
     size_t len = strlen(path);
     if (path[len - 1] == '/')
         return -EISDIR;
-    for (int links = 0; links < LINKS_MAX; links++) {
-        int r = split(rest, t->dir_path, t->name);
+    for (int followed = 0; followed < LINKS_MAX; followed++) {
+        int r = files_split(rest, t->dir_path, t->name);
         if (r < 0)
             return r;
-        if (no_name(t->name))
+        if (files_no_name(t->name))
             return -EISDIR;
-        t->dir = sys_openat2(t->base, t->dir_path, O_PATH | O_DIRECTORY, 0);
+        t->dir = sys_openat2(t->base, t->dir_path, O_PATH | O_DIRECTORY | links, 0);
         if (t->dir == -ENOENT) {
             t->dir = -1;
             return 0;
@@ -229,38 +120,49 @@ static int target_find(struct target *t, const char *path)
             t->dir = -1;
             return r;
         }
-        r = follow(t, rest);
+        r = links != 0 ? 0 : follow(t, rest);
         if (r <= 0)
             return r < 0 ? r : check_existing(t);
     }
     return -ELOOP;
 }
 
+/* ---- conditions ---- */
+
+static bool is_tagged(const struct sg_agent_condition *c, const struct stat *st)
+{
+    struct sg_agent_stat s;
+    files_stat_fill(&s, st);
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->tags[i].dev == s.dev && c->tags[i].ino == s.ino && c->tags[i].mtime_ns == s.mtime_ns &&
+            c->tags[i].size == s.size)
+            return true;
+    return false;
+}
+
+/* st NULL: there is no file. 0 or -SG_AGENT_ECONDITION. */
+static int condition_check(const struct sg_agent_condition *c, const struct stat *st)
+{
+    bool holds = true;
+    if (c->kind == SG_AGENT_EXISTS)
+        holds = st != NULL;
+    else if (c->kind == SG_AGENT_ABSENT)
+        holds = st == NULL;
+    else if (c->kind == SG_AGENT_MATCHES)
+        holds = st != NULL && is_tagged(c, st);
+    else if (c->kind == SG_AGENT_DIFFERS)
+        holds = st == NULL || !is_tagged(c, st);
+    return holds ? 0 : -(int)SG_AGENT_ECONDITION;
+}
+
 /* ---- temporary files ---- */
 
-static int temp_name(struct agent *a, char *name, size_t cap)
+int files_temp_name(struct agent *a, char *name, size_t cap)
 {
     uint32_t r;
     if (getrandom(&r, sizeof r, GRND_NONBLOCK) != (ssize_t)sizeof r)
         r = 0;
     return snprintf(name, cap, ".sandgate-%x-%llx", r, (unsigned long long)++a->temp_names);
-}
-
-/* The nearest existing directory on the way to t's, so that parents appear only with the file. fd or -errno.
- */
-static int nearest_dir(struct target *t)
-{
-    char part[SG_AGENT_PATH_MAX + 1], dir[SG_AGENT_PATH_MAX + 1], name[SG_AGENT_PATH_MAX + 1];
-    memcpy(part, t->dir_path, strlen(t->dir_path) + 1);
-    for (;;) {
-        int fd = sys_openat2(t->base, part, O_PATH | O_DIRECTORY, 0);
-        if (fd != -ENOENT)
-            return fd;
-        int r = split(part, dir, name);
-        if (r < 0)
-            return r;
-        memcpy(part, dir, strlen(dir) + 1);
-    }
 }
 
 /* May something be made in it? Asked early, so that an upload is not refused only at its end. */
@@ -294,7 +196,7 @@ static int open_temp_in(struct agent *a, int dir, char *path, size_t cap)
     path[0] = '\0';
     if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL))
         return fd < 0 ? -errno : fd;
-    temp_name(a, name, sizeof name);
+    files_temp_name(a, name, sizeof name);
     fd = openat(dir, name, O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC, 0600);
     if (fd < 0)
         return -errno;
@@ -307,12 +209,14 @@ static int open_temp_in(struct agent *a, int dir, char *path, size_t cap)
     return fd;
 }
 
-static int open_temp(struct agent *a, const char *path, char *temp, size_t cap)
+static int open_temp(struct agent *a, const struct sg_agent_msg *m, char *temp, size_t cap)
 {
     struct target t;
-    int dir = target_find(&t, path);
+    int dir = target_find(&t, m->u.file.path, files_links(m));
+    if (dir == 0)
+        dir = condition_check(&m->u.file.condition, t.exists ? &t.st : NULL);
     if (dir == 0) {
-        dir = t.dir >= 0 ? fcntl(t.dir, F_DUPFD_CLOEXEC, 3) : nearest_dir(&t);
+        dir = t.dir >= 0 ? fcntl(t.dir, F_DUPFD_CLOEXEC, 3) : files_nearest_dir(t.base, t.dir_path, t.links);
         if (dir < 0 && t.dir >= 0)
             dir = -errno;
     }
@@ -325,11 +229,26 @@ static int open_temp(struct agent *a, const char *path, char *temp, size_t cap)
     return fd;
 }
 
+/* A file for the server alone, wherever path is or will be. fd or -errno. */
+static int open_scratch(struct agent *a, const struct sg_agent_msg *m)
+{
+    char temp[SG_AGENT_PATH_MAX + 1];
+    int dir = files_nearest_dir(AT_FDCWD, m->u.file.path, files_links(m));
+    if (dir < 0)
+        return dir;
+    int r = writable_dir(dir);
+    int fd = r < 0 ? r : open_temp_in(a, dir, temp, sizeof temp);
+    close(dir);
+    if (fd >= 0 && temp[0] != '\0')
+        (void)unlink(temp);
+    return fd;
+}
+
 /* ---- requests ---- */
 
-static int open_regular(const char *path, int flags, struct stat *st)
+static int open_regular(const char *path, int flags, int links, struct stat *st)
 {
-    int fd = sys_openat2(AT_FDCWD, path, O_PATH, 0);
+    int fd = sys_openat2(AT_FDCWD, path, O_PATH | links, 0);
     if (fd < 0)
         return fd;
     struct statfs fs;
@@ -354,12 +273,14 @@ void files_open(struct agent *a, const struct sg_agent_msg *m)
     char temp[SG_AGENT_PATH_MAX + 1] = "";
     int fd;
     if (m->u.file.how == SG_AGENT_OPEN_READ)
-        fd = open_regular(m->u.file.path, O_RDONLY, &st);
+        fd = open_regular(m->u.file.path, O_RDONLY, files_links(m), &st);
     else if (m->u.file.how == SG_AGENT_OPEN_APPEND)
-        fd = open_regular(m->u.file.path, O_WRONLY | O_APPEND, &st);
+        fd = open_regular(m->u.file.path, O_WRONLY | O_APPEND, files_links(m), &st);
+    else if (m->u.file.how == SG_AGENT_OPEN_SCRATCH)
+        fd = open_scratch(a, m);
     else
-        fd = open_temp(a, m->u.file.path, temp, sizeof temp);
-    if (fd >= 0 && m->u.file.how == SG_AGENT_OPEN_TEMP && fstat(fd, &st) != 0) {
+        fd = open_temp(a, m, temp, sizeof temp);
+    if (fd >= 0 && m->u.file.how >= SG_AGENT_OPEN_TEMP && fstat(fd, &st) != 0) {
         int e = errno;
         close(fd);
         fd = -e;
@@ -383,7 +304,7 @@ static int place_nameless(struct agent *a, struct target *t, int fd, bool only_n
         errno = EEXIST;
     if (errno != EEXIST || only_new)
         return -1;
-    temp_name(a, name, sizeof name); /* a link cannot replace: go over a second name */
+    files_temp_name(a, name, sizeof name); /* a link cannot replace: go over a second name */
     if (linkat(AT_FDCWD, self, t->dir, name, AT_SYMLINK_FOLLOW) != 0)
         return -1;
     if (renameat(t->dir, name, t->dir, t->name) == 0)
@@ -397,7 +318,7 @@ static int place_nameless(struct agent *a, struct target *t, int fd, bool only_n
 static int place_named(struct target *t, const char *temp, bool only_new, bool *created)
 {
     char name[SG_AGENT_PATH_MAX + 1];
-    int dir = files_parent(temp, name);
+    int dir = files_parent(temp, name, 0);
     if (dir < 0) {
         errno = -dir;
         return -1;
@@ -411,31 +332,45 @@ static int place_named(struct target *t, const char *temp, bool only_new, bool *
     return r;
 }
 
+/* Everything but the name: 0 or -1. */
+static int set_attributes(const struct sg_agent_msg *m, int fd, const struct target *t)
+{
+    mode_t mode = t->exists && S_ISREG(t->st.st_mode) ? t->st.st_mode & 0777 : 0644;
+    if (m->u.file.flags & SG_AGENT_SET_MODE)
+        mode = m->u.file.mode & 0777;
+    if (fchmod(fd, mode) != 0)
+        return -1;
+    struct timespec times[2];
+    files_times(m, times);
+    return futimens(fd, times);
+}
+
 /* 0 or the errno. */
 static int commit(struct agent *a, const struct sg_agent_msg *m, int fd, struct target *t, bool *created)
 {
     unsigned made = 0;
+    bool absent = m->u.file.condition.kind == SG_AGENT_ABSENT;
+    bool only_new = absent || (m->u.file.flags & SG_AGENT_COMMIT_NEW);
+    int r = condition_check(&m->u.file.condition, t->exists ? &t->st : NULL);
+    if (r < 0)
+        return -r;
     if (t->dir < 0) {
-        int dir = make_dirs(t->base, t->dir_path, 0755, &made);
+        int dir = files_make_dirs(t->base, t->dir_path, 0755, t->links, &made);
         if (dir < 0) {
-            unmake_dirs(t->base, t->dir_path, made);
+            files_unmake_dirs(t->base, t->dir_path, t->links, made);
             return -dir;
         }
         t->dir = dir;
     }
-    bool only_new = m->u.file.flags & SG_AGENT_COMMIT_NEW;
-    mode_t mode = t->exists ? t->st.st_mode & 0777 : 0644;
-    if (m->u.file.flags & SG_AGENT_COMMIT_MODE)
-        mode = m->u.file.mode & 0777;
-    int r = fchmod(fd, mode);
+    r = set_attributes(m, fd, t);
     if (r == 0 && m->u.file.path2[0] == '\0')
         r = place_nameless(a, t, fd, only_new, created);
     else if (r == 0)
         r = place_named(t, m->u.file.path2, only_new, created);
     if (r == 0)
         return 0;
-    int e = errno;
-    unmake_dirs(t->base, t->dir_path, made);
+    int e = errno == EEXIST && absent ? (int)SG_AGENT_ECONDITION : errno;
+    files_unmake_dirs(t->base, t->dir_path, t->links, made);
     return e;
 }
 
@@ -444,7 +379,7 @@ void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd)
     struct target t;
     struct stat st;
     bool created = false;
-    int e = -target_find(&t, m->u.file.path);
+    int e = -target_find(&t, m->u.file.path, files_links(m));
     if (e == 0 && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)))
         e = EINVAL;
     if (e == 0)
@@ -462,8 +397,9 @@ void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd)
 void files_stat(struct agent *a, const struct sg_agent_msg *m)
 {
     struct stat st;
-    char text[SG_AGENT_TARGET_MAX + 1] = "";
-    int fd = sys_openat2(AT_FDCWD, m->u.file.path, O_PATH | O_NOFOLLOW, 0);
+    char text[SG_AGENT_TEXT_MAX + 1] = "";
+    bool resolve = m->u.file.flags & SG_AGENT_RESOLVE;
+    int fd = sys_openat2(AT_FDCWD, m->u.file.path, O_PATH | (resolve ? 0 : O_NOFOLLOW) | files_links(m), 0);
     if (fd < 0) {
         out_done(a, m->id, -fd);
         return;
@@ -471,6 +407,8 @@ void files_stat(struct agent *a, const struct sg_agent_msg *m)
     int e = fstat(fd, &st) != 0 ? errno : 0;
     ssize_t n = e == 0 && S_ISLNK(st.st_mode) ? readlinkat(fd, "", text, sizeof text - 1) : 0;
     text[n > 0 ? n : 0] = '\0';
+    if (e == 0 && resolve)
+        e = -path_of(fd, text, sizeof text);
     close(fd);
     if (e != 0)
         out_done(a, m->id, e);
@@ -478,16 +416,45 @@ void files_stat(struct agent *a, const struct sg_agent_msg *m)
         done_stat(a, m->id, &st, 0, text, -1);
 }
 
+/* A directory of its own name in path or above it. */
+static void make_stage(struct agent *a, const struct sg_agent_msg *m)
+{
+    char path[SG_AGENT_PATH_MAX + 1] = "", name[TEMP_NAME_MAX];
+    struct stat st;
+    int dir = files_nearest_dir(AT_FDCWD, m->u.file.path, files_links(m));
+    int e = dir < 0 ? -dir : 0;
+    if (e == 0 && files_temp_name(a, name, sizeof name) > 0 && mkdirat(dir, name, m->u.file.mode & 0777) != 0)
+        e = errno;
+    int fd = e == 0 ? openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (e == 0 && (fd < 0 || fstat(fd, &st) != 0))
+        e = errno;
+    if (e == 0)
+        e = -path_of(fd, path, sizeof path);
+    if (e != 0 && dir >= 0)
+        (void)unlinkat(dir, name, AT_REMOVEDIR);
+    close_keep(fd);
+    close_keep(dir);
+    if (e != 0)
+        out_done(a, m->id, e);
+    else
+        done_stat(a, m->id, &st, SG_AGENT_DONE_CREATED, path, -1);
+}
+
 void files_mkdir(struct agent *a, const struct sg_agent_msg *m)
 {
     unsigned made;
     struct stat st;
-    int dir = make_dirs(AT_FDCWD, m->u.file.path, 0755, &made);
+    if (m->u.file.flags & SG_AGENT_STAGE) {
+        make_stage(a, m);
+        return;
+    }
+    int links = files_links(m);
+    int dir = files_make_dirs(AT_FDCWD, m->u.file.path, 0755, links, &made);
     int e = dir < 0 ? -dir : 0;
     char name[SG_AGENT_PATH_MAX + 1];
     if (e == 0 && made > 0) { /* only the last level gets the mode asked for */
-        int parent = files_parent(m->u.file.path, name);
-        if (parent < 0 || (!no_name(name) && fchmodat(parent, name, m->u.file.mode & 0777, 0) != 0))
+        int parent = files_parent(m->u.file.path, name, links);
+        if (parent < 0 || (!files_no_name(name) && fchmodat(parent, name, m->u.file.mode & 0777, 0) != 0))
             e = parent < 0 ? -parent : errno;
         close_keep(parent);
     }
@@ -495,7 +462,7 @@ void files_mkdir(struct agent *a, const struct sg_agent_msg *m)
         e = errno;
     close_keep(dir);
     if (e != 0)
-        unmake_dirs(AT_FDCWD, m->u.file.path, made);
+        files_unmake_dirs(AT_FDCWD, m->u.file.path, links, made);
     if (e != 0)
         out_done(a, m->id, e);
     else
@@ -506,17 +473,27 @@ void files_mkdir(struct agent *a, const struct sg_agent_msg *m)
 static int rename_paths(const struct sg_agent_msg *m, bool across)
 {
     char from[SG_AGENT_PATH_MAX + 1], to[SG_AGENT_PATH_MAX + 1];
-    int from_dir = files_parent(m->u.file.path, from);
-    int to_dir = from_dir < 0 ? -1 : files_parent(m->u.file.path2, to);
-    int e = 0;
+    struct made_dirs made = {0};
+    struct stat st;
+    int links = files_links(m), e = 0;
+    int from_dir = files_parent(m->u.file.path, from, links);
+    if (from_dir >= 0 && fstatat(from_dir, from, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        e = errno; /* before parents are made */
+    int to_dir = from_dir < 0 || e != 0 ? -1 : files_make_parent(m->u.file.path2, to, links, &made);
+    if (e != 0) {
+        close_keep(from_dir);
+        return e;
+    }
     if (from_dir < 0 || to_dir < 0)
         e = from_dir < 0 ? -from_dir : -to_dir;
-    else if (no_name(from) || no_name(to))
+    else if (files_no_name(from) || files_no_name(to))
         e = EBUSY;
     else if (renameat(from_dir, from, to_dir, to) != 0)
         e = errno;
     if (e == EXDEV && across)
         e = copy_move(from_dir, from, to_dir, to);
+    if (e != 0)
+        files_unmake_parent(&made);
     close_keep(from_dir);
     close_keep(to_dir);
     return e;
@@ -539,10 +516,10 @@ void files_rename(struct agent *a, const struct sg_agent_msg *m)
 
 /* ---- trees ---- */
 
-static int remove_tree(const char *path)
+static int remove_tree(const char *path, int links)
 {
     char name[SG_AGENT_PATH_MAX + 1];
-    int parent = files_parent(path, name);
+    int parent = files_parent(path, name, links);
     if (parent < 0)
         return -parent;
     int dir = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -556,17 +533,20 @@ static int remove_tree(const char *path)
 static void remove_job(struct agent *a, const struct sg_agent_msg *m, int fd)
 {
     (void)fd;
-    out_done(a, m->id, remove_tree(m->u.file.path));
+    out_done(a, m->id, remove_tree(m->u.file.path, files_links(m)));
 }
 
 void files_remove(struct agent *a, const struct sg_agent_msg *m)
 {
     char name[SG_AGENT_PATH_MAX + 1];
-    int parent = files_parent(m->u.file.path, name);
+    int parent = files_parent(m->u.file.path, name, files_links(m));
     int e = 0;
-    if (parent < 0)
-        e = -parent;
-    else if (no_name(name))
+    struct stat st;
+    bool missing = parent < 0 || fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW) != 0;
+    int refused = condition_check(&m->u.file.condition, missing ? NULL : &st);
+    if (parent < 0 || refused < 0)
+        e = refused < 0 ? -refused : -parent;
+    else if (files_no_name(name))
         e = EBUSY;
     else if (unlinkat(parent, name, 0) != 0)
         e = errno;
@@ -581,10 +561,10 @@ void files_remove(struct agent *a, const struct sg_agent_msg *m)
         out_done(a, m->id, e);
 }
 
-static int list_open(const char *path)
+static int list_open(const char *path, int links)
 {
     struct statfs fs;
-    int dir = sys_openat2(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK, 0);
+    int dir = sys_openat2(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | links, 0);
     if (dir < 0)
         return dir;
     /* There the agent would see its own descriptors and more than a command does. */
@@ -604,7 +584,7 @@ static int list(struct agent *a, const struct sg_agent_msg *m, int fd, uint32_t 
         .max_bytes = m->u.file.max_bytes,
         .budget = budget,
     };
-    int dir = list_open(m->u.file.path);
+    int dir = list_open(m->u.file.path, files_links(m));
     int e = dir < 0 ? -dir : walk_list(&w, dir);
     if (e == EAGAIN && budget > 0)
         return e;

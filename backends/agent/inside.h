@@ -89,7 +89,7 @@ struct helper_msg {
  * closing it kills all descendants. The helper's pid or -errno. */
 pid_t helper_start(struct child *c, int *ctl);
 
-/* ---- files.c, walk.c, copy.c ---- */
+/* ---- names.c, files.c, walk.c, copy.c ---- */
 
 void files_open(struct agent *a, const struct sg_agent_msg *m);
 void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd);
@@ -99,9 +99,43 @@ void files_rename(struct agent *a, const struct sg_agent_msg *m);
 void files_remove(struct agent *a, const struct sg_agent_msg *m);
 void files_list(struct agent *a, const struct sg_agent_msg *m, int fd);
 
+/* ---- tree.c ---- */
+
+void tree_link(struct agent *a, const struct sg_agent_msg *m);
+void tree_attributes(struct agent *a, const struct sg_agent_msg *m);
+void tree_merge(struct agent *a, const struct sg_agent_msg *m);
+
+/* A flag for sys_openat2, beside those of open(2): follow no link at all. */
+#define FILES_NO_LINKS 0x40000000
+/* FILES_NO_LINKS when m wants that, else 0: what `links` means below. */
+int files_links(const struct sg_agent_msg *m);
 /* Opens the directory that holds path's last component, which goes to name (SG_AGENT_PATH_MAX + 1 bytes).
  * -errno. */
-int files_parent(const char *path, char *name);
+int files_parent(const char *path, char *name, int links);
+/* The same, making the directories that are missing; files_unmake_parent takes them back. */
+struct made_dirs {
+    char path[SG_AGENT_PATH_MAX + 1];
+    int links;
+    unsigned n;
+};
+int files_make_parent(const char *path, char *name, int links, struct made_dirs *made);
+void files_unmake_parent(const struct made_dirs *made);
+/* Cuts path into the directory (dir) and the last component (name); both have room for a whole path. "/a/b/"
+ * is "/a" and "b"; the root itself has the name ".". -errno. */
+int files_split(const char *path, char *dir, char *name);
+/* "." or ".."? */
+bool files_no_name(const char *name);
+/* Opens directory path under base, making what is missing of it. *made: how many levels are new. fd or
+ * -errno. */
+int files_make_dirs(int base, const char *path, mode_t mode, int links, unsigned *made);
+/* Takes back the last levels that were made; what has been filled meanwhile stays. */
+void files_unmake_dirs(int base, const char *path, int links, unsigned made);
+/* The nearest existing directory on the way to path, so that parents appear only with the file. fd or -errno. */
+int files_nearest_dir(int base, const char *path, int links);
+/* For futimens: the modification time of m if it has one. */
+struct timespec;
+void files_times(const struct sg_agent_msg *m, struct timespec times[2]);
+int files_temp_name(struct agent *a, char *name, size_t cap);
 int sys_openat2(int dir, const char *path, int flags, mode_t mode);
 struct stat;
 void files_stat_fill(struct sg_agent_stat *out, const struct stat *st);

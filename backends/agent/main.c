@@ -306,7 +306,8 @@ static void open_socket(struct agent *a, const struct sg_agent_msg *m)
 static void file_request(struct agent *a, const struct sg_agent_msg *m, struct passed *p)
 {
     const char *second = m->u.file.path2;
-    if (m->u.file.path[0] != '/' || (second != NULL && second[0] != '/' && second[0] != '\0')) {
+    bool text = m->type == SG_AGENT_LINK && (m->u.file.flags & SG_AGENT_SYMBOLIC);
+    if (m->u.file.path[0] != '/' || (second != NULL && !text && second[0] != '/' && second[0] != '\0')) {
         out_done(a, m->id, EINVAL);
         return;
     }
@@ -330,6 +331,15 @@ static void file_request(struct agent *a, const struct sg_agent_msg *m, struct p
         break;
     case SG_AGENT_RENAME:
         files_rename(a, m);
+        break;
+    case SG_AGENT_LINK:
+        tree_link(a, m);
+        break;
+    case SG_AGENT_ATTRIBUTES:
+        tree_attributes(a, m);
+        break;
+    case SG_AGENT_MERGE:
+        tree_merge(a, m);
         break;
     default:
         files_remove(a, m);

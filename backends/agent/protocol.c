@@ -148,34 +148,64 @@ static void take_stat(struct reader *r, struct sg_agent_stat *st)
 
 /* ---- what each type holds ---- */
 
-enum { FIELD_FLAGS = 1, FIELD_HOW = 2, FIELD_MODE = 4, FIELD_MAX = 8, FIELD_PATH2 = 16 };
+enum { FIELD_HOW = 1, FIELD_MODE = 2, FIELD_MAX = 4, FIELD_MTIME = 8, FIELD_CONDITION = 16, FIELD_PATH2 = 32 };
 
-/* The members of a file request in the order of the packet: flags how mode max path path2. */
+/* The members of a file request in the order of the packet: flags how mode max mtime condition path path2. */
 static unsigned file_fields(enum sg_agent_type type)
 {
     switch (type) {
     case SG_AGENT_OPEN:
-        return FIELD_HOW;
+        return FIELD_HOW | FIELD_CONDITION;
     case SG_AGENT_COMMIT:
-        return FIELD_FLAGS | FIELD_MODE | FIELD_PATH2;
+        return FIELD_MODE | FIELD_MTIME | FIELD_CONDITION | FIELD_PATH2;
     case SG_AGENT_LIST:
-        return FIELD_FLAGS | FIELD_MAX;
+        return FIELD_MAX;
     case SG_AGENT_MKDIR:
         return FIELD_MODE;
     case SG_AGENT_RENAME:
+    case SG_AGENT_MERGE:
         return FIELD_PATH2;
     case SG_AGENT_REMOVE:
-        return FIELD_FLAGS;
+        return FIELD_CONDITION;
+    case SG_AGENT_LINK:
+        return FIELD_MTIME | FIELD_PATH2;
+    case SG_AGENT_ATTRIBUTES:
+        return FIELD_MODE | FIELD_MTIME;
     default:
         return 0;
+    }
+}
+
+static void put_condition(struct writer *w, const struct sg_agent_condition *c)
+{
+    put_u32(w, c->kind);
+    put_u32(w, c->n);
+    for (uint32_t i = 0; i < c->n && i < SG_AGENT_TAGS_MAX; i++) {
+        put_u64(w, c->tags[i].dev);
+        put_u64(w, c->tags[i].ino);
+        put_u64(w, (uint64_t)c->tags[i].mtime_ns);
+        put_u64(w, c->tags[i].size);
+    }
+}
+
+static void take_condition(struct reader *r, struct sg_agent_condition *c)
+{
+    c->kind = take_u32(r);
+    c->n = take_u32(r);
+    if (c->kind > SG_AGENT_DIFFERS || c->n > SG_AGENT_TAGS_MAX)
+        r->bad = true;
+    for (uint32_t i = 0; i < c->n && !r->bad; i++) {
+        c->tags[i].dev = take_u64(r);
+        c->tags[i].ino = take_u64(r);
+        c->tags[i].mtime_ns = (int64_t)take_u64(r);
+        c->tags[i].size = take_u64(r);
     }
 }
 
 static void put_file(struct writer *w, const struct sg_agent_msg *m)
 {
     unsigned f = file_fields(m->type);
-    if (f & FIELD_FLAGS)
-        put_u32(w, m->u.file.flags);
+    put_u32(w, m->u.file.flags);
     if (f & FIELD_HOW)
         put_u32(w, m->u.file.how);
     if (f & FIELD_MODE)
@@ -184,6 +214,10 @@ static void put_file(struct writer *w, const struct sg_agent_msg *m)
         put_u32(w, m->u.file.max_entries);
         put_u64(w, m->u.file.max_bytes);
     }
+    if (f & FIELD_MTIME)
+        put_u64(w, (uint64_t)m->u.file.mtime_ns);
+    if (f & FIELD_CONDITION)
+        put_condition(w, &m->u.file.condition);
     put_str(w, m->u.file.path, SG_AGENT_PATH_MAX);
     if (f & FIELD_PATH2)
         put_str(w, m->u.file.path2, SG_AGENT_PATH_MAX);
@@ -192,8 +226,7 @@ static void put_file(struct writer *w, const struct sg_agent_msg *m)
 static void take_file(struct reader *r, struct sg_agent_msg *m)
 {
     unsigned f = file_fields(m->type);
-    if (f & FIELD_FLAGS)
-        m->u.file.flags = take_u32(r);
+    m->u.file.flags = take_u32(r);
     if (f & FIELD_HOW)
         m->u.file.how = take_u32(r);
     if (f & FIELD_MODE)
@@ -202,19 +235,46 @@ static void take_file(struct reader *r, struct sg_agent_msg *m)
         m->u.file.max_entries = take_u32(r);
         m->u.file.max_bytes = take_u64(r);
     }
+    if (f & FIELD_MTIME)
+        m->u.file.mtime_ns = (int64_t)take_u64(r);
+    if (f & FIELD_CONDITION)
+        take_condition(r, &m->u.file.condition);
     m->u.file.path = take_str(r, 1, SG_AGENT_PATH_MAX);
     if (f & FIELD_PATH2) /* the temp name of a COMMIT may be empty, a new name may not */
-        m->u.file.path2 = take_str(r, m->type == SG_AGENT_RENAME ? 1 : 0, SG_AGENT_PATH_MAX);
+        m->u.file.path2 = take_str(r, m->type == SG_AGENT_COMMIT ? 0 : 1, SG_AGENT_PATH_MAX);
+}
+
+static uint32_t file_flags(enum sg_agent_type type)
+{
+    switch (type) {
+    case SG_AGENT_COMMIT:
+        return SG_AGENT_SET_MODE | SG_AGENT_COMMIT_NEW | SG_AGENT_SET_MTIME;
+    case SG_AGENT_ATTRIBUTES:
+        return SG_AGENT_SET_MODE | SG_AGENT_SET_MTIME;
+    case SG_AGENT_LINK:
+        return SG_AGENT_SYMBOLIC | SG_AGENT_SET_MTIME;
+    case SG_AGENT_MKDIR:
+        return SG_AGENT_STAGE;
+    case SG_AGENT_STAT:
+        return SG_AGENT_RESOLVE;
+    case SG_AGENT_LIST:
+    case SG_AGENT_REMOVE:
+        return SG_AGENT_RECURSIVE;
+    default:
+        return 0;
+    }
 }
 
 static bool file_valid(const struct sg_agent_msg *m)
 {
-    uint32_t flags = m->u.file.flags;
-    uint32_t allowed = m->type == SG_AGENT_COMMIT ? SG_AGENT_COMMIT_FLAGS : SG_AGENT_RECURSIVE;
-    if ((flags & ~allowed) != 0 || (m->u.file.mode & ~07777U) != 0)
+    if ((m->u.file.flags & ~(file_flags(m->type) | SG_AGENT_NO_LINKS)) != 0 || (m->u.file.mode & ~07777U) != 0)
         return false;
+    if (m->u.file.condition.kind > SG_AGENT_DIFFERS || m->u.file.condition.n > SG_AGENT_TAGS_MAX)
+        return false;
+    if (m->type == SG_AGENT_RENAME || m->type == SG_AGENT_LINK || m->type == SG_AGENT_MERGE)
+        return m->u.file.path2 != NULL && m->u.file.path2[0] != '\0';
     if (m->type == SG_AGENT_OPEN)
-        return m->u.file.how >= SG_AGENT_OPEN_READ && m->u.file.how <= SG_AGENT_OPEN_TEMP;
+        return m->u.file.how >= SG_AGENT_OPEN_READ && m->u.file.how <= SG_AGENT_OPEN_SCRATCH;
     if (m->type == SG_AGENT_LIST)
         return m->u.file.max_bytes <= SG_AGENT_LIST_BYTES_MAX;
     return true;
@@ -246,6 +306,9 @@ static bool valid(const struct sg_agent_msg *m)
     case SG_AGENT_MKDIR:
     case SG_AGENT_RENAME:
     case SG_AGENT_REMOVE:
+    case SG_AGENT_LINK:
+    case SG_AGENT_ATTRIBUTES:
+    case SG_AGENT_MERGE:
         return m->nfds == 0 && file_valid(m);
     case SG_AGENT_SIGNAL:
         return m->nfds == 0 && m->u.signal.signo >= 1 && m->u.signal.signo <= 64;
@@ -339,7 +402,7 @@ size_t sg_agent_encode(const struct sg_agent_msg *m, void *buf, size_t cap)
 static bool sent_by(enum sg_agent_side from, unsigned type)
 {
     if (from == SG_AGENT_FROM_SERVER)
-        return type >= SG_AGENT_SPAWN && type <= SG_AGENT_SOCKET;
+        return type >= SG_AGENT_SPAWN && type <= SG_AGENT_MERGE;
     return type >= SG_AGENT_HELLO && type <= SG_AGENT_DONE;
 }
 

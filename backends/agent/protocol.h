@@ -28,18 +28,33 @@
  *   SIGNAL        u32 signo, to the command's own process. The id is the command's. No answer.
  *   KILL          kills every descendant of a SPAWN_HELPER command, wherever it moved. The id is the command's.
  *                 No answer; EXITED comes for a running one.
- *   OPEN          u32 how, string path. Answer DONE, with one descriptor when it succeeded. A file opened with
+ *
+ *   Requests about files begin with u32 flags. With NO_LINKS in them no symbolic link is followed on the way to any
+ *   path of the request (ELOOP). A condition is u32 kind, u32 n, n tags (u64 dev, u64 ino, i64 mtime_ns, u64 size): what must
+ *   be known of the file that is replaced or removed, else SG_AGENT_ECONDITION and nothing was done.
+ *
+ *   OPEN          u32 how, condition, string path. Answer DONE, with one descriptor when it succeeded. A file opened with
  *                 OPEN_TEMP is new, empty and nameless (where the file system has no nameless files, its path is
- *                 DONE.text), in path's directory or the nearest one above it that exists.
- *   COMMIT        u32 flags (COMMIT_...), u32 mode, string path, string temp ("": nameless); descriptor: the
+ *                 DONE.text), in path's directory or the nearest one above it that exists. OPEN_SCRATCH: the same, but
+ *                 nobody can ever give it a name.
+ *   COMMIT        u32 mode, i64 mtime_ns, condition, string path, string temp ("": nameless); descriptor: the
  *                 temp file. Gives it the name path, over what is there; directories are made. Answer DONE with
  *                 stat.
- *   STAT          string path (of a link itself). Answer DONE with stat; text: where a link points.
- *   LIST          u32 flags, u32 most entries, u64 most bytes, string path; descriptor: a memfd for the records.
+ *   STAT          string path (of a link itself). Answer DONE with stat; text: where a link points. With RESOLVE links are
+ *                 followed, and text is the path without them.
+ *   LIST          u32 most entries, u64 most bytes, string path; descriptor: a memfd for the records.
  *                 Answer DONE, size: bytes of records in the memfd (struct sg_agent_record below).
- *   MKDIR         u32 mode, string path; with parents. Answer DONE with stat.
- *   RENAME        string from, string to; also from one file system to another. Answer DONE.
- *   REMOVE        u32 flags, string path. Answer DONE.
+ *   MKDIR         u32 mode, string path; with parents. Answer DONE with stat. With STAGE: a new directory of a name of its
+ *                 own, in path or the nearest directory above it that exists; text: its path without links.
+ *   RENAME        string from, string to; also from one file system to another. Parents of to are made. Answer DONE.
+ *   REMOVE        condition, string path. Answer DONE.
+ *   LINK          i64 mtime_ns, string path, string text; with SYMBOLIC a symbolic link that says text, else
+ *                 a further name of the file text. Directories are made, what has the name path and is no directory is
+ *                 replaced. Answer DONE.
+ *   ATTRIBUTES    u32 mode, i64 mtime_ns, string path (of a directory or file). Answer DONE.
+ *   MERGE         string from, string to, both directories (to may be missing): everything in from moves into to, directories
+ *                 that both have are merged, other names are replaced; from is gone. EISDIR, ENOTDIR: a directory would
+ *                 meet something else, nothing was moved. Answer DONE; text: the name below from that it failed for.
  *   SOCKET        u32 family. Answer DONE with an unconnected, non-blocking TCP socket of the sandbox's network.
  *   DONE          u32 error (0, an errno, or SG_AGENT_ENOTREG), u32 flags (DONE_...), u64 size, stat (u32 type of
  *                 S_IFMT, u32 mode, u32 uid, u32 0, u64 size, i64 mtime_ns, u64 ino, u64 dev), string text
@@ -83,7 +98,9 @@
 #define SG_AGENT_QUEUE_MAX 1024U       /* packets the agent holds for a server that does not read */
 #define SG_AGENT_FDS_IN_FLIGHT_MAX 64U /* descriptors in those */
 
-#define SG_AGENT_ENOTREG 10001U /* a FIFO, device, socket, or a file of a pseudo file system */
+#define SG_AGENT_ENOTREG 10001U    /* a FIFO, device, socket, or a file of a pseudo file system */
+#define SG_AGENT_ECONDITION 10002U /* the condition does not hold */
+#define SG_AGENT_TAGS_MAX 16U      /* of one condition */
 
 enum sg_agent_type {
     /* server to agent */
@@ -98,6 +115,9 @@ enum sg_agent_type {
     SG_AGENT_RENAME,
     SG_AGENT_REMOVE,
     SG_AGENT_SOCKET,
+    SG_AGENT_LINK,
+    SG_AGENT_ATTRIBUTES,
+    SG_AGENT_MERGE,
     /* agent to server */
     SG_AGENT_HELLO = 64,
     SG_AGENT_STARTED,
@@ -124,12 +144,31 @@ enum sg_agent_stage {
     SG_AGENT_STAGE_USER
 };
 
-enum sg_agent_how { SG_AGENT_OPEN_READ = 1, SG_AGENT_OPEN_APPEND, SG_AGENT_OPEN_TEMP };
+enum sg_agent_how { SG_AGENT_OPEN_READ = 1, SG_AGENT_OPEN_APPEND, SG_AGENT_OPEN_TEMP, SG_AGENT_OPEN_SCRATCH };
 
-#define SG_AGENT_COMMIT_MODE 1U /* mode is the caller's; else 0644, or that of the file replaced */
-#define SG_AGENT_COMMIT_NEW 2U  /* only when there is nothing of that name: EEXIST */
-#define SG_AGENT_COMMIT_FLAGS 3U
-#define SG_AGENT_RECURSIVE 1U /* LIST, REMOVE */
+#define SG_AGENT_SET_MODE 1U   /* COMMIT: mode is the caller's, else 0644, or that of the file replaced; ATTRIBUTES */
+#define SG_AGENT_COMMIT_NEW 2U /* only when there is nothing of that name: EEXIST */
+#define SG_AGENT_SET_MTIME 4U  /* COMMIT, LINK, ATTRIBUTES: mtime_ns is the caller's */
+#define SG_AGENT_RECURSIVE 1U  /* LIST, REMOVE */
+#define SG_AGENT_STAGE 1U      /* MKDIR */
+#define SG_AGENT_SYMBOLIC 1U   /* LINK */
+#define SG_AGENT_RESOLVE 1U    /* STAT */
+#define SG_AGENT_NO_LINKS 16U  /* all of them */
+
+/* What must be so of the file, before it is replaced or removed. */
+enum sg_agent_kind { SG_AGENT_ALWAYS, SG_AGENT_EXISTS, SG_AGENT_ABSENT, SG_AGENT_MATCHES, SG_AGENT_DIFFERS };
+
+struct sg_agent_tag {
+    uint64_t dev, ino;
+    int64_t mtime_ns;
+    uint64_t size;
+};
+
+struct sg_agent_condition {
+    uint32_t kind;
+    uint32_t n; /* tags of MATCHES and DIFFERS */
+    struct sg_agent_tag tags[SG_AGENT_TAGS_MAX];
+};
 
 #define SG_AGENT_DONE_STAT 1U      /* stat is filled */
 #define SG_AGENT_DONE_CREATED 2U   /* COMMIT: the name was new */
@@ -175,14 +214,16 @@ struct sg_agent_msg {
             uint32_t signo;
         } signal;
         struct {
-            uint32_t flags; /* LIST, REMOVE, COMMIT */
-            uint32_t how;   /* OPEN */
-            uint32_t mode;  /* COMMIT, MKDIR */
+            uint32_t flags;
+            uint32_t how;  /* OPEN */
+            uint32_t mode; /* COMMIT, MKDIR, ATTRIBUTES */
             uint32_t max_entries;
             uint64_t max_bytes;
+            int64_t mtime_ns; /* COMMIT, LINK, ATTRIBUTES */
+            struct sg_agent_condition condition; /* OPEN, COMMIT, REMOVE */
             const char *path;
-            const char *path2; /* RENAME: to; COMMIT: the temp file's, or "" */
-        } file;                /* OPEN COMMIT STAT LIST MKDIR RENAME REMOVE */
+            const char *path2; /* RENAME, MERGE: to; COMMIT: the temp file's, or ""; LINK: the text */
+        } file;                /* OPEN COMMIT STAT LIST MKDIR RENAME REMOVE LINK ATTRIBUTES MERGE */
         struct {
             uint32_t family;
         } socket;

@@ -193,6 +193,7 @@ struct fake_sink {
     char *path;
     bool append;
     uint32_t mode; /* 0: default */
+    struct sg_condition only_if;
     char *data;
     size_t len;
     size_t cap;
@@ -207,6 +208,7 @@ struct file_op {
     size_t max;
     uint32_t mode;
     struct fake_sink *sink;
+    struct sg_condition only_if;
     union {
         struct sg_file_source_done get;
         struct sg_file_sink_done put;
@@ -299,9 +301,24 @@ static int do_mkdir(struct file_op *o, struct sg_error *err)
     return 0;
 }
 
+static int check(struct fake_sandbox *sb, const struct sg_condition *c, const char *path, struct sg_error *err)
+{
+    char abs[FAKE_PATH_MAX];
+    if (fake_path(path, abs, err) < 0) {
+        return -1;
+    }
+    const struct fake_node *node = fake_find(sb, abs);
+    return sg_condition_holds(c, node != NULL ? &node->stat : NULL)
+               ? 0
+               : sg_error_set(err, SG_PRECONDITION_FAILED, "%s is in another state", abs);
+}
+
 static int do_remove(struct file_op *o, struct sg_error *err)
 {
     char abs[FAKE_PATH_MAX];
+    if (check(o->op.sb, &o->only_if, o->path, err) < 0) {
+        return -1;
+    }
     struct fake_node *found = want(o->op.sb, o->path, abs, err);
     struct fake_node *node = NULL;
     struct fake_node *next = NULL;
@@ -381,6 +398,9 @@ static int do_move(struct file_op *o, struct sg_error *err)
 static int do_commit(struct file_op *o, struct sg_error *err)
 {
     struct fake_sink *s = o->sink;
+    if (check(o->op.sb, &s->only_if, s->path, err) < 0) {
+        return -1;
+    }
     return fake_write(o->op.sb, s->path, s->data, s->len, s->append, s->mode, &o->created, &o->st, err);
 }
 
@@ -405,7 +425,7 @@ static int do_put(struct file_op *o, struct sg_error *err)
     if (node != NULL && node->stat.type == SG_FILE_DIRECTORY) {
         return sg_error_set(err, SG_IS_A_DIRECTORY, "%s is a directory", abs);
     }
-    return 0;
+    return check(o->op.sb, &o->sink->only_if, o->path, err);
 }
 
 static int perform(struct file_op *o, struct sg_error *err)
@@ -565,6 +585,9 @@ static int put(struct sg_sandbox *sb, const struct sg_file_put_args *a, const st
     s->path = sg_xstrdup(a->path);
     s->append = a->append;
     s->mode = a->mode_given ? a->mode : 0;
+    if (a->only_if != NULL) {
+        s->only_if = *a->only_if;
+    }
     o->sink = s;
     o->done.put = *done;
     start(o, s->sb);
@@ -604,12 +627,15 @@ static int mkdir_(struct sg_sandbox *sb, const char *path, uint32_t mode,
     return 0;
 }
 
-static int remove_(struct sg_sandbox *sb, const char *path, bool recursive, const struct sg_done *done,
-                   struct sg_error *err)
+static int remove_(struct sg_sandbox *sb, const char *path, bool recursive, const struct sg_condition *only_if,
+                   const struct sg_done *done, struct sg_error *err)
 {
     (void)err;
     struct file_op *o = file_op_new(FILE_REMOVE, path);
     o->flag = recursive;
+    if (only_if != NULL) {
+        o->only_if = *only_if;
+    }
     o->done.plain = *done;
     start(o, (struct fake_sandbox *)sb);
     return 0;

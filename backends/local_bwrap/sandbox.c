@@ -196,11 +196,11 @@ static int file_mkdir(struct sg_sandbox *sb, const char *path, uint32_t mode,
     return rc;
 }
 
-static int file_remove(struct sg_sandbox *sb, const char *path, bool recursive, const struct sg_done *done,
-                       struct sg_error *err)
+static int file_remove(struct sg_sandbox *sb, const char *path, bool recursive, const struct sg_condition *only_if,
+                       const struct sg_done *done, struct sg_error *err)
 {
     struct sg_agent *a = agent_of((struct gen *)sb, err);
-    int rc = a != NULL ? sg_agent_remove(a, path, recursive, done, err) : -1;
+    int rc = a != NULL ? sg_agent_remove(a, path, recursive, only_if, done, err) : -1;
     sg_agent_unref(a);
     return rc;
 }
@@ -214,6 +214,110 @@ static int file_move(struct sg_sandbox *sb, const char *from, const char *to, co
     return rc;
 }
 
+static int tree_resolve(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_resolve(a, path, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static int tree_list(struct sg_sandbox *sb, const char *path, size_t max, const struct sg_file_list_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_tree_list(a, path, max, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static int tree_get(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_tree_get(a, path, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static int tree_readlink(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_readlink(a, path, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static int tree_scratch(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_scratch(a, path, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static int tree_stage(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_stage(a, path, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static int tree_mkdir(struct sg_sandbox *sb, const char *path, uint32_t mode, const struct sg_file_stat_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_tree_mkdir(a, path, mode, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static int tree_symlink(struct sg_sandbox *sb, const char *path, const char *text, int64_t mtime_ns,
+                        const struct sg_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_symlink(a, path, text, mtime_ns, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static int tree_link(struct sg_sandbox *sb, const char *path, const char *existing, const struct sg_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_link(a, path, existing, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static int tree_attributes(struct sg_sandbox *sb, const char *path, uint32_t mode, int64_t mtime_ns,
+                           const struct sg_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_attributes(a, path, mode, mtime_ns, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static int tree_merge(struct sg_sandbox *sb, const char *stage, const char *to, const struct sg_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of((struct gen *)sb, err);
+    int rc = a != NULL ? sg_agent_merge(a, stage, to, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
+static const struct sg_tree_ops sandbox_tree = {
+    .resolve = tree_resolve,
+    .list = tree_list,
+    .get = tree_get,
+    .readlink = tree_readlink,
+    .scratch = tree_scratch,
+    .stage = tree_stage,
+    .mkdir = tree_mkdir,
+    .symlink = tree_symlink,
+    .link = tree_link,
+    .attributes = tree_attributes,
+    .merge = tree_merge,
+};
+
 const struct sg_file_ops sandbox_files = {
     .get = file_get,
     .put = file_put,
@@ -222,6 +326,7 @@ const struct sg_file_ops sandbox_files = {
     .mkdir = file_mkdir,
     .remove = file_remove,
     .move = file_move,
+    .tree = &sandbox_tree,
 };
 
 /* ---- dial ---- */

@@ -1,16 +1,13 @@
 /* /leases/{id}/files: bytes in and out of a sandbox, and what is there. */
-#include "http/api.h"
-#include "service/files.h"
+#include "http/routes_files_priv.h"
 
 #include "base/clock.h"
 #include "base/str.h"
 
-#include <fcntl.h>
 #include <stdio.h>
-#include <unistd.h>
+#include <strings.h>
 
-/* The query parameter `path`; NULL with err when it is missing. */
-static const char *path_of(struct sg_request *r, struct sg_error *err)
+const char *sg_file_path(struct sg_request *r, struct sg_error *err)
 {
     const char *path = sg_req_query(r, "path");
 
@@ -44,6 +41,21 @@ static int mode_of(struct sg_request *r, uint32_t *ret, struct sg_error *err)
     return 1;
 }
 
+/* Sets key to bytes; when they are not text, to their percent-encoding, and says so in KEY_encoding. */
+static void set_name(json_t *v, const char *key, const char *bytes, size_t len)
+{
+    char encoding[32];
+
+    if (sg_utf8_valid(bytes, len)) {
+        json_object_set_new(v, key, json_stringn(bytes, len));
+        return;
+    }
+    sg_cleanup(sg_free_p) char *text = sg_percent_encode(bytes, len);
+    snprintf(encoding, sizeof encoding, "%s_encoding", key);
+    json_object_set_new(v, key, json_string(text));
+    json_object_set_new(v, encoding, json_string("percent"));
+}
+
 static json_t *stat_json(const char *key, const char *name, const struct sg_file_stat *st)
 {
     char mode[8], at[SG_TIME_LEN], etag[SG_ETAG_MAX];
@@ -51,213 +63,17 @@ static json_t *stat_json(const char *key, const char *name, const struct sg_file
     snprintf(mode, sizeof mode, "%04o", st->mode & 07777U);
     sg_time_format(st->mtime_ns / 1000, at);
     sg_file_etag(st, etag);
-    json_t *v = json_pack("{s:s, s:s, s:I, s:s, s:s, s:s}", key, name, "type", sg_file_type_name(st->type), "size",
-                          (json_int_t)st->size, "mode", mode, "mtime", at, "etag", etag);
-    if (v && st->type == SG_FILE_SYMLINK)
-        json_object_set_new(v, "target", json_string(st->target));
+    json_t *v = json_pack("{s:s, s:I, s:s, s:s, s:s}", "type", sg_file_type_name(st->type), "size", (json_int_t)st->size, "mode",
+                          mode, "mtime", at, "etag", etag);
+    if (!v)
+        return NULL;
+    set_name(v, key, name, strlen(name));
+    size_t len = strlen(st->target);
+    if (len == sizeof st->target - 1)
+        len = sg_utf8_whole(st->target, len); /* it may have been cut inside a character */
+    if (st->type == SG_FILE_SYMLINK)
+        set_name(v, "target", st->target, len);
     return v;
-}
-
-/* ---- read ---- */
-
-struct range {
-    uint64_t first, len;
-    bool partial;
-};
-
-/* One digit string; false when there is none or it is absurd. */
-static bool number(const char **p, uint64_t *ret)
-{
-    uint64_t v = 0;
-    const char *s = *p;
-
-    while (*s >= '0' && *s <= '9') {
-        if (v > UINT64_MAX / 10 - 10)
-            return false;
-        v = v * 10 + (uint64_t)(*s++ - '0');
-    }
-    bool any = s != *p;
-    *p = s;
-    *ret = v;
-    return any;
-}
-
-/* RFC 9110 section 14: a single byte range; other forms are ignored, as a server may. -1: not satisfiable. */
-static int parse_range(const char *text, uint64_t size, struct range *ret, struct sg_error *err)
-{
-    uint64_t first, last;
-
-    *ret = (struct range){.len = size};
-    if (!text || strncmp(text, "bytes=", 6) != 0)
-        return 0;
-    const char *p = text + 6;
-    bool has_first = number(&p, &first);
-    if (*p++ != '-')
-        return 0;
-    bool has_last = number(&p, &last);
-    if (*p != '\0' || (!has_first && !has_last) || (has_first && has_last && last < first))
-        return 0;
-    if (!has_first) {
-        first = last < size ? size - last : 0;
-        if (last == 0)
-            first = size;
-    }
-    if (first >= size)
-        return sg_error_set(err, SG_RANGE_NOT_SATISFIABLE, "the file has %llu bytes", (unsigned long long)size);
-    uint64_t end = has_first && has_last && last < size - 1 ? last + 1 : size;
-    *ret = (struct range){.first = first, .len = end - first, .partial = true};
-    return 0;
-}
-
-static void range_headers(struct sg_request *r, const struct range *g, uint64_t size)
-{
-    char text[96];
-
-    snprintf(text, sizeof text, "bytes %llu-%llu/%llu", (unsigned long long)g->first,
-             (unsigned long long)(g->first + g->len - 1), (unsigned long long)size);
-    sg_respond_header(r, "Content-Range", text);
-}
-
-static void file_headers(struct sg_request *r, const struct sg_file_stat *st)
-{
-    char etag[SG_ETAG_MAX];
-
-    sg_file_etag(st, etag);
-    sg_respond_header(r, "ETag", etag);
-    sg_respond_header(r, "Accept-Ranges", "bytes");
-    /* What sandbox code wrote must not run in a browser as if this server had said it. */
-    sg_respond_header(r, "X-Content-Type-Options", "nosniff");
-    sg_respond_header(r, "Content-Security-Policy", "sandbox");
-}
-
-/* A file on its way out. Its sandbox's slot waits for the descriptor, so a client that takes its time is cut when the lease ends. */
-struct download {
-    _Atomic int refs; /* the descriptor's and the hook's */
-    struct sg_request *r;
-    struct sg_entry *e;
-    struct sg_hold *hold; /* the sandbox's own */
-    struct sg_cancel_hook lease_end;
-};
-
-static void download_unref(struct download *d)
-{
-    if (--d->refs > 0)
-        return;
-    sg_req_unref(d->r);
-    sg_entry_unref(d->e);
-    free(d);
-}
-
-static void download_cut(struct sg_cancel_hook *h, enum sg_cancel_reason why SG_UNUSED)
-{
-    struct download *d = sg_container_of(h, struct download, lease_end);
-
-    sg_respond_cut(d->r);
-    download_unref(d);
-}
-
-static void download_closed(void *arg)
-{
-    struct download *d = arg;
-
-    if (sg_cancel_unhook(sg_entry_cancel(d->e), &d->lease_end))
-        download_unref(d);
-    sg_hold_unref(d->hold);
-    download_unref(d);
-}
-
-static void send_file(struct sg_request *r, struct sg_entry *e, int status, struct sg_file_source *src, const struct range *g)
-{
-    struct download *d = sg_xcalloc(1, sizeof *d);
-
-    *d = (struct download){.refs = 2, .r = sg_req_ref(r), .e = sg_entry_ref(e), .hold = src->hold, .lease_end.fired = download_cut};
-    struct sg_hold *hold = sg_hold_new(download_closed, d);
-    sg_cancel_hook(sg_entry_cancel(e), &d->lease_end);
-    sg_respond_fd(r, status, "application/octet-stream", src->fd, hold, g->first, g->len);
-}
-
-static void source_close(struct sg_file_source *src)
-{
-    sg_close(src->fd);
-    sg_hold_unref(src->hold);
-    sg_pipe_unref(src->pipe);
-}
-
-static void send_source(struct sg_request *r, struct sg_entry *e, struct sg_file_source *src)
-{
-    struct range g;
-    struct sg_error err = {0};
-    int64_t max = -1;
-    uint64_t size = src->stat.size;
-
-    (void)sg_req_query_int(r, "max_bytes", 0, INT64_MAX, &max, NULL); /* checked before the file was opened */
-    if (parse_range(sg_req_header(r, "Range"), size, &g, &err) < 0) {
-        char text[48];
-        snprintf(text, sizeof text, "bytes */%llu", (unsigned long long)size);
-        sg_respond_header(r, "Content-Range", text);
-        sg_api_fail(r, &err);
-        source_close(src);
-        return;
-    }
-    file_headers(r, &src->stat);
-    if (g.partial)
-        range_headers(r, &g, size);
-    bool cut = max >= 0 && (uint64_t)max < g.len && !g.partial;
-    if (max >= 0) {
-        char text[32];
-        snprintf(text, sizeof text, "%llu", (unsigned long long)size);
-        sg_respond_header(r, "Sandgate-File-Size", text);
-        sg_respond_header(r, "Sandgate-Truncated", cut ? "true" : "false");
-    }
-    if (cut)
-        g.len = (uint64_t)max;
-    int status = g.partial ? 206 : 200;
-    if (src->fd >= 0) {
-        send_file(r, e, status, src, &g);
-    } else {
-        sg_respond_pipe(r, status, "application/octet-stream", src->pipe, -1);
-        sg_pipe_unref(src->pipe);
-    }
-}
-
-struct get_call {
-    struct sg_request *r;
-    struct sg_entry *e;
-};
-
-static void got_source(void *arg, struct sg_file_source *src, const struct sg_error *err)
-{
-    struct get_call *c = arg;
-
-    if (err)
-        sg_respond_error(c->r, err);
-    else
-        send_source(c->r, c->e, src);
-    sg_req_unref(c->r);
-    sg_entry_unref(c->e);
-    free(c);
-}
-
-static void get_file(struct sg_request *r, struct sg_api *api SG_UNUSED, struct sg_entry *e)
-{
-    struct get_call *c = sg_xcalloc(1, sizeof *c);
-    struct sg_error err = {0};
-    const char *path = path_of(r, &err);
-    int64_t max;
-
-    *c = (struct get_call){.r = sg_req_ref(r), .e = sg_entry_ref(e)};
-    if (path && sg_req_query_int(r, "max_bytes", 0, INT64_MAX, &max, &err) >= 0 &&
-        sg_service_file_get(e, path, &(struct sg_file_source_done){got_source, c}, &err) == 0)
-        return;
-    sg_api_fail(r, &err);
-    sg_req_unref(c->r);
-    sg_entry_unref(c->e);
-    free(c);
-}
-
-void sg_route_file_get(struct sg_request *r, void *app)
-{
-    sg_api_with_lease(r, app, get_file);
 }
 
 /* ---- write ---- */
@@ -278,25 +94,91 @@ static void stored(void *arg, const struct sg_file_stat *st, bool created, const
     sg_req_unref(r);
 }
 
+/* The one value of a header that must not be overlooked. 1, 0 absent, -1. */
+static int single_header(struct sg_request *r, const char *name, const char **ret, struct sg_error *err)
+{
+    size_t n, found = 0;
+    const struct sg_header *h = sg_req_headers(r, &n);
+
+    for (size_t i = 0; i < n; i++) {
+        if (strcasecmp(h[i].name, name) != 0)
+            continue;
+        *ret = h[i].value;
+        found++;
+    }
+    return found > 1 ? sg_error_field(err, SG_INVALID_REQUEST, name, "was sent more than once") : (int)found;
+}
+
+int sg_file_write_condition(struct sg_request *r, struct sg_condition *ret, struct sg_error *err)
+{
+    const char *match = NULL, *none = NULL, *since = NULL;
+    int has_match = single_header(r, "If-Match", &match, err);
+    int has_none = has_match < 0 ? -1 : single_header(r, "If-None-Match", &none, err);
+    int has_since = has_none < 0 ? -1 : single_header(r, "If-Unmodified-Since", &since, err);
+
+    *ret = (struct sg_condition){0};
+    if (has_since < 0)
+        return -1;
+    if (has_match && has_none)
+        return sg_error_field(err, SG_INVALID_REQUEST, "If-None-Match", "cannot be combined with If-Match here");
+    if (has_since && !has_match)
+        return sg_error_field(err, SG_INVALID_REQUEST, "If-Unmodified-Since", "is too coarse for a write: use If-Match");
+    if (has_match)
+        return sg_field_if_match(match, ret, err);
+    return has_none ? sg_field_if_none_match(none, ret, err) : 0;
+}
+
+static int digest_header(struct sg_request *r, const char *name, struct sg_digests *ret, struct sg_error *err)
+{
+    const char *text = NULL;
+    int has = single_header(r, name, &text, err);
+
+    return has <= 0 ? has : sg_field_digest(name, text, ret, err);
+}
+
+int sg_file_body_headers(struct sg_request *r, struct sg_digests *ret, struct sg_error *err)
+{
+    const char *coding = NULL, *range = NULL;
+    int has = single_header(r, "Content-Encoding", &coding, err);
+
+    *ret = (struct sg_digests){0};
+    if (has < 0 || single_header(r, "Content-Range", &range, err) < 0)
+        return -1;
+    if (has && strcasecmp(coding, "identity") != 0)
+        return sg_error_field(err, SG_UNSUPPORTED_MEDIA_TYPE, "Content-Encoding",
+                              "bodies are stored as they are: send the bytes that the file shall have");
+    if (range)
+        return sg_error_field(err, SG_INVALID_REQUEST, "Content-Range", "a part of a file cannot be written");
+    return digest_header(r, "Repr-Digest", ret, err) < 0 || digest_header(r, "Content-Digest", ret, err) < 0 ? -1 : 0;
+}
+
+static int put_args(struct sg_request *r, struct sg_file_put_args *args, struct sg_condition *only_if, struct sg_digests *digests,
+                    struct sg_error *err)
+{
+    int has_mode;
+
+    *args = (struct sg_file_put_args){.path = sg_file_path(r, err), .size_hint = sg_req_content_length(r), .only_if = only_if};
+    if (!args->path || sg_req_query_bool(r, "append", &args->append, err) < 0 || (has_mode = mode_of(r, &args->mode, err)) < 0)
+        return -1;
+    args->mode_given = has_mode > 0;
+    return sg_file_write_condition(r, only_if, err) < 0 ? -1 : sg_file_body_headers(r, digests, err);
+}
+
 static void put_file(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
     struct sg_error err = {0};
-    struct sg_file_put_args args = {.path = path_of(r, &err), .size_hint = sg_req_content_length(r)};
-    int has_mode;
+    struct sg_file_put_args args;
+    struct sg_condition only_if;
+    struct sg_digests digests;
 
-    if (!args.path || sg_req_query_bool(r, "append", &args.append, &err) < 0 || (has_mode = mode_of(r, &args.mode, &err)) < 0) {
-        sg_api_fail(r, &err);
-        return;
-    }
-    args.mode_given = has_mode > 0;
     /* Refused before the client is asked for its body. */
-    if (sg_entry_use_begin(e, NULL, &err) < 0) {
+    if (put_args(r, &args, &only_if, &digests, &err) < 0 || sg_entry_use_begin(e, NULL, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }
     sg_entry_use_end(e, false);
     struct sg_file_stored done = {.fn = stored, .arg = sg_req_ref(r)};
-    if (sg_service_file_put(e, &args, sg_req_body_pipe(r), sg_service_parts(api->service)->workq, &done, &err) < 0) {
+    if (sg_service_file_put(e, &args, &digests, sg_req_body_pipe(r), sg_service_parts(api->service)->workq, &done, &err) < 0) {
         sg_req_unref(r);
         sg_api_fail(r, &err);
     }
@@ -323,15 +205,16 @@ static void removed(void *arg, const struct sg_error *err)
 static void delete_file(struct sg_request *r, struct sg_api *api SG_UNUSED, struct sg_entry *e)
 {
     struct sg_error err = {0};
-    const char *path = path_of(r, &err);
+    const char *path = sg_file_path(r, &err);
     bool recursive = false;
+    struct sg_condition only_if;
 
-    if (!path || sg_req_query_bool(r, "recursive", &recursive, &err) < 0) {
+    if (!path || sg_req_query_bool(r, "recursive", &recursive, &err) < 0 || sg_file_write_condition(r, &only_if, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }
     struct sg_done done = {.fn = removed, .arg = sg_req_ref(r)};
-    if (sg_service_file_remove(e, path, recursive, &done, &err) < 0) {
+    if (sg_service_file_remove(e, path, recursive, &only_if, &done, &err) < 0) {
         sg_req_unref(r);
         sg_api_fail(r, &err);
     }
@@ -356,7 +239,7 @@ static void got_stat(void *arg, const struct sg_file_stat *st, const struct sg_e
 static void stat_file(struct sg_request *r, struct sg_api *api SG_UNUSED, struct sg_entry *e)
 {
     struct sg_error err = {0};
-    const char *path = path_of(r, &err);
+    const char *path = sg_file_path(r, &err);
 
     if (!path || sg_service_file_stat(e, path, &(struct sg_file_stat_done){got_stat, sg_req_ref(r)}, &err) < 0) {
         if (path)
@@ -384,7 +267,7 @@ static void made_directory(void *arg, const struct sg_file_stat *st, const struc
 static void make_directory(struct sg_request *r, struct sg_api *api SG_UNUSED, struct sg_entry *e)
 {
     struct sg_error err = {0};
-    const char *path = path_of(r, &err);
+    const char *path = sg_file_path(r, &err);
     uint32_t mode = 0755;
 
     if (!path || mode_of(r, &mode, &err) < 0) {
@@ -462,7 +345,7 @@ static void list_files(struct sg_request *r, struct sg_api *api, struct sg_entry
 
     c->r = sg_req_ref(r);
     if (path)
-        path = path_of(r, &err);
+        path = sg_file_path(r, &err);
     else
         path = ".";
     if (!path || sg_req_query_bool(r, "recursive", &recursive, &err) < 0 || sg_api_limit(r, &c->limit, &err) < 0 ||

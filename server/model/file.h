@@ -16,15 +16,36 @@ struct sg_file_stat {
     uint64_t ino;
     uint64_t dev;
     uint32_t uid; /* as the sandbox sees it */
-    char target[256]; /* symlinks: where it points, cut */
+    char target[256]; /* symlinks: where it points, cut; any bytes but NUL */
 };
+
+/* What a tag is made of. */
+struct sg_file_tag {
+    uint64_t dev, ino;
+    int64_t mtime_ns;
+    uint64_t size;
+};
+
+/* What must be so of a file before it is read, replaced or removed. MATCHES: it exists and has one of the tags; DIFFERS: it does
+ * not exist or has none of them. */
+enum sg_condition_kind { SG_IF_ALWAYS, SG_IF_EXISTS, SG_IF_ABSENT, SG_IF_MATCHES, SG_IF_DIFFERS };
+#define SG_CONDITION_TAGS_MAX 16
+struct sg_condition {
+    enum sg_condition_kind kind;
+    unsigned n;
+    struct sg_file_tag tags[SG_CONDITION_TAGS_MAX];
+};
+/* st NULL: there is no file. c NULL: always. */
+bool sg_condition_holds(const struct sg_condition *c, const struct sg_file_stat *st);
 
 /* Strong tag of the content as far as the file system tells: quotes included, e.g. "\"1f-...\"". */
 #define SG_ETAG_MAX 80
 void sg_file_etag(const struct sg_file_stat *st, char out[SG_ETAG_MAX]);
+/* The inside of such a tag, without the quotes, taken apart; false when it is none of ours. */
+bool sg_file_tag_parse(const char *text, size_t len, struct sg_file_tag *ret);
 
 struct sg_file_entry {
-    char *name; /* of a recursive list: path below the listed directory; valid UTF-8 or percent-escaped bytes */
+    char *name; /* of a recursive list: path below the listed directory; any bytes but NUL */
     struct sg_file_stat stat;
 };
 

@@ -118,15 +118,15 @@ int sg_service_file_mkdir(struct sg_entry *lease, const char *path, uint32_t mod
     return started(c, c->ops->mkdir(c->sb, path, mode, &(struct sg_file_stat_done){stat_done, c}, err));
 }
 
-int sg_service_file_remove(struct sg_entry *lease, const char *path, bool recursive, const struct sg_done *done,
-                           struct sg_error *err)
+int sg_service_file_remove(struct sg_entry *lease, const char *path, bool recursive, const struct sg_condition *only_if,
+                           const struct sg_done *done, struct sg_error *err)
 {
     struct call *c = call_begin(lease, err);
 
     if (!c)
         return -1;
     c->plain = *done;
-    return started(c, c->ops->remove(c->sb, path, recursive, &(struct sg_done){plain_done, c}, err));
+    return started(c, c->ops->remove(c->sb, path, recursive, only_if, &(struct sg_done){plain_done, c}, err));
 }
 
 int sg_service_file_move(struct sg_entry *lease, const char *from, const char *to, const struct sg_done *done,

@@ -3,6 +3,7 @@
 #define SG_FILES_H
 
 #include "backends/driver.h"
+#include "base/digest.h"
 #include "base/workq.h"
 #include "lease/registry.h"
 
@@ -12,8 +13,8 @@ int sg_service_file_list(struct sg_entry *lease, const char *path, bool recursiv
                          const struct sg_file_list_done *done, struct sg_error *err);
 int sg_service_file_mkdir(struct sg_entry *lease, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
                           struct sg_error *err);
-int sg_service_file_remove(struct sg_entry *lease, const char *path, bool recursive, const struct sg_done *done,
-                           struct sg_error *err);
+int sg_service_file_remove(struct sg_entry *lease, const char *path, bool recursive, const struct sg_condition *only_if,
+                           const struct sg_done *done, struct sg_error *err);
 int sg_service_file_move(struct sg_entry *lease, const char *from, const char *to, const struct sg_done *done,
                          struct sg_error *err);
 
@@ -23,7 +24,8 @@ struct sg_file_stored {
     void (*fn)(void *arg, const struct sg_file_stat *st, bool created, const struct sg_error *err);
     void *arg;
 };
-int sg_service_file_put(struct sg_entry *lease, const struct sg_file_put_args *args, struct sg_pipe *body, struct sg_workq *workq,
-                        const struct sg_file_stored *done, struct sg_error *err);
+/* digests: what the bytes must hash to, else nothing is written and the error has the reason digest_mismatch; NULL: anything. */
+int sg_service_file_put(struct sg_entry *lease, const struct sg_file_put_args *args, const struct sg_digests *digests,
+                        struct sg_pipe *body, struct sg_workq *workq, const struct sg_file_stored *done, struct sg_error *err);
 
 #endif

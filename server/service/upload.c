@@ -23,6 +23,7 @@ struct upload {
     struct sg_pipe *body;
     struct sg_workq *workq;
     struct sg_file_stored done;
+    struct sg_digester *digester; /* worker only */
     pthread_mutex_t lock;
     bool busy, again, over;
     bool lease_over;
@@ -41,6 +42,7 @@ static void upload_unref(void *arg)
 
     if (--u->refs > 0)
         return;
+    sg_digester_free(u->digester);
     sg_pipe_unref(u->body);
     sg_sandbox_unref(u->sb);
     sg_entry_unref(u->lease);
@@ -99,12 +101,13 @@ static enum moved move_bytes(struct upload *u, struct sg_error *err)
     while ((n = sg_pipe_read(u->body, piece, PIECE)) > 0) {
         if (u->sink->ops->write(u->sink, piece, (size_t)n, err) < 0)
             return MOVED_FAILED;
+        sg_digester_add(u->digester, piece, (size_t)n);
         turn += (size_t)n;
         if (turn >= TURN_BYTES)
             return MOVED_MORE;
     }
     if (n == 0)
-        return MOVED_ENDED;
+        return sg_digester_check(u->digester, err) < 0 ? MOVED_FAILED : MOVED_ENDED;
     if (n == -EAGAIN)
         return MOVED_ALL;
     sg_pipe_error(u->body, err);
@@ -210,8 +213,8 @@ static void sink_opened(void *arg, struct sg_file_sink *sink, const struct sg_er
     upload_unref(u);
 }
 
-int sg_service_file_put(struct sg_entry *lease, const struct sg_file_put_args *args, struct sg_pipe *body, struct sg_workq *workq,
-                        const struct sg_file_stored *done, struct sg_error *err)
+int sg_service_file_put(struct sg_entry *lease, const struct sg_file_put_args *args, const struct sg_digests *digests,
+                        struct sg_pipe *body, struct sg_workq *workq, const struct sg_file_stored *done, struct sg_error *err)
 {
     struct sg_sandbox *sb = NULL;
 
@@ -225,6 +228,7 @@ int sg_service_file_put(struct sg_entry *lease, const struct sg_file_put_args *a
     u->sb = sb;
     u->body = sg_pipe_ref(body);
     u->workq = workq;
+    u->digester = digests ? sg_digester_new(digests) : NULL;
     u->done = *done;
     pthread_mutex_init(&u->lock, NULL);
     if (!ops || ops->put(sb, args, &(struct sg_file_sink_done){sink_opened, u}, err) < 0) {

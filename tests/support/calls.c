@@ -478,7 +478,7 @@ int call_remove(struct sg_sandbox *sb, const char *path, bool recursive, struct 
     struct plain p = {.flag = FLAG_INIT, .err = err};
     const struct sg_done done = {.fn = plain_done, .arg = &p};
     const struct sg_file_ops *f = sg_sandbox_files(sb, err);
-    if (f == NULL || f->remove(sb, path, recursive, &done, err) < 0) {
+    if (f == NULL || f->remove(sb, path, recursive, NULL, &done, err) < 0) {
         return -1;
     }
     must(&p.flag, "remove");

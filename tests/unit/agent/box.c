@@ -675,7 +675,7 @@ enum sg_code box_remove(struct box *b, const char *path, bool recursive)
     struct file_result r;
     begin(b, &r);
     struct sg_done done = {.fn = got_plain, .arg = &r};
-    return finish(b, &r, sg_agent_remove(b->agent, path, recursive, &done, &r.error));
+    return finish(b, &r, sg_agent_remove(b->agent, path, recursive, NULL, &done, &r.error));
 }
 
 enum sg_code box_move(struct box *b, const char *from, const char *to)

@@ -310,7 +310,7 @@ static void lists(struct box *b)
     free(box_sh(b, "mkdir -p l/b/x l/empty; echo 1 > l/a; echo 22 > l/b/y; ln -s a l/z; echo > l/.hidden; "
                    "echo > \"l/$(printf 'n\\377n')\""));
     cr_assert_eq(box_list(b, "l", false, 100, &r), SG_OK);
-    const char *flat[] = {".hidden", "a", "b", "empty", "n%FFn", "z"};
+    const char *flat[] = {".hidden", "a", "b", "empty", "n\xffn", "z"};
     cr_assert_eq(r.list.n, SG_COUNT_OF(flat));
     for (size_t i = 0; i < SG_COUNT_OF(flat); i++)
         cr_expect_str_eq(r.list.entries[i].name, flat[i]);
@@ -561,4 +561,34 @@ static void dials(struct box *b)
 Test(dial, services_on_the_sandboxs_own_loopback)
 {
     both(dials);
+}
+
+static void conditions(struct box *b)
+{
+    struct file_result r;
+    struct sg_condition c = {.kind = SG_IF_ABSENT};
+    struct sg_file_put_args put = {.path = "c/f", .size_hint = -1, .only_if = &c};
+    /* Decided at the commit: it was absent when the upload began. */
+    cr_assert_eq(box_put_open(b, &put, &r), SG_OK);
+    free(box_sh(b, "mkdir c; echo other > c/f"));
+    cr_expect_eq(box_commit(b, &r), SG_PRECONDITION_FAILED);
+    cr_expect_eq(box_put_open(b, &put, &r), SG_PRECONDITION_FAILED);
+    cr_assert_eq(box_stat(b, "c/f", &r), SG_OK);
+    c = (struct sg_condition){.kind = SG_IF_MATCHES, .n = 1};
+    c.tags[0] = (struct sg_file_tag){r.stat.dev, r.stat.ino, r.stat.mtime_ns, r.stat.size};
+    cr_assert_eq(box_put_open(b, &put, &r), SG_OK);
+    free(box_sh(b, "echo more >> c/f"));
+    cr_expect_eq(box_commit(b, &r), SG_PRECONDITION_FAILED);
+    char *text = box_read(b, "c/f", NULL);
+    cr_expect_str_eq(text, "other\nmore\n");
+    free(text);
+    c.kind = SG_IF_DIFFERS;
+    cr_assert_eq(box_put_open(b, &put, &r), SG_OK);
+    cr_expect_eq(box_commit(b, &r), SG_OK);
+    free(box_sh(b, "test \"$(find . -name '.sandgate*' | wc -l)\" = 0 && rm -r c"));
+}
+
+Test(files, conditions_are_decided_at_the_commit)
+{
+    both(conditions);
 }

@@ -37,6 +37,16 @@ static size_t samples(struct sg_agent_msg *m)
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_MKDIR, .id = 8, .u.file = {.mode = 0755, .path = "/d"}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_RENAME, .id = 9, .u.file = {.path = "/a", .path2 = "/b"}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_REMOVE, .id = 10, .u.file = {.flags = 1, .path = "/a"}};
+    m[n++] = (struct sg_agent_msg){.type = SG_AGENT_REMOVE,
+                                   .id = 16,
+                                   .u.file = {.condition = {SG_AGENT_MATCHES, 2, {{1, 2, -3, 4}, {5, 6, 7, 8}}}, .path = "/a"}};
+    m[n++] = (struct sg_agent_msg){.type = SG_AGENT_LINK,
+                                   .id = 17,
+                                   .u.file = {.flags = 21, .mtime_ns = -1, .path = "/l", .path2 = "../text"}};
+    m[n++] = (struct sg_agent_msg){.type = SG_AGENT_ATTRIBUTES,
+                                   .id = 18,
+                                   .u.file = {.flags = 5, .mode = 0700, .mtime_ns = 1, .path = "/d"}};
+    m[n++] = (struct sg_agent_msg){.type = SG_AGENT_MERGE, .id = 19, .u.file = {.path = "/s", .path2 = "/t"}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_SOCKET, .id = 11, .u.socket = {2}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_STARTED, .id = 12, .u.started = {77}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_SPAWN_FAILED, .id = 13, .u.failed = {3, 2}};
@@ -110,7 +120,14 @@ Test(protocol, limits_hold_for_the_sender_too)
     cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_SIGNAL, .id = 1, .u.signal.signo = 65}));
     cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_SIGNAL, .id = 1, .u.signal.signo = 0}));
     cr_expect(
-        refused((struct sg_agent_msg){.type = SG_AGENT_OPEN, .id = 1, .u.file = {.how = 4, .path = "/"}}));
+        refused((struct sg_agent_msg){.type = SG_AGENT_OPEN, .id = 1, .u.file = {.how = 5, .path = "/"}}));
+    cr_expect(refused(
+        (struct sg_agent_msg){.type = SG_AGENT_STAT, .id = 1, .u.file = {.flags = 2, .path = "/"}}));
+    cr_expect(refused((struct sg_agent_msg){
+        .type = SG_AGENT_REMOVE, .id = 1, .u.file = {.condition.kind = 5, .path = "/"}}));
+    cr_expect(refused((struct sg_agent_msg){
+        .type = SG_AGENT_REMOVE, .id = 1, .u.file = {.condition.n = SG_AGENT_TAGS_MAX + 1, .path = "/"}}));
+    cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_MERGE, .id = 1, .u.file = {.path = "/", .path2 = ""}}));
     cr_expect(refused(
         (struct sg_agent_msg){.type = SG_AGENT_MKDIR, .id = 1, .u.file = {.mode = 010000, .path = "/"}}));
     cr_expect(refused((struct sg_agent_msg){

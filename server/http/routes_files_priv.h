@@ -1,0 +1,17 @@
+/* What the routes of files share; nobody else includes it. */
+#ifndef SG_ROUTES_FILES_PRIV_H
+#define SG_ROUTES_FILES_PRIV_H
+
+#include "base/digest.h"
+#include "http/api.h"
+#include "http/fields.h"
+#include "service/files.h"
+
+/* The query parameter `path`; NULL with err when it is missing. */
+const char *sg_file_path(struct sg_request *r, struct sg_error *err);
+/* If-Match or If-None-Match of a write. */
+int sg_file_write_condition(struct sg_request *r, struct sg_condition *ret, struct sg_error *err);
+/* Refuses bodies that are not whole files as they are, and reads the digests they should have. */
+int sg_file_body_headers(struct sg_request *r, struct sg_digests *ret, struct sg_error *err);
+
+#endif
