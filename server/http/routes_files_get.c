@@ -76,7 +76,6 @@ static void validator_headers(struct sg_request *r, const struct sg_file_stat *s
     sg_field_date(seconds_of(st), date);
     sg_respond_header(r, "ETag", etag);
     sg_respond_header(r, "Last-Modified", date);
-    sg_respond_header(r, "Cache-Control", "no-cache");
 }
 
 static void file_headers(struct sg_request *r, const struct sg_file_stat *st)
@@ -84,6 +83,7 @@ static void file_headers(struct sg_request *r, const struct sg_file_stat *st)
     sg_cleanup(sg_free_p) char *disposition = sg_field_disposition(sg_req_query(r, "path"), "");
 
     validator_headers(r, st);
+    sg_respond_header(r, "Cache-Control", "no-cache");
     sg_respond_header(r, "Accept-Ranges", "bytes");
     /* What sandbox code wrote must not run in a browser as if this server had said it. */
     sg_respond_header(r, "Content-Disposition", disposition);
@@ -204,6 +204,7 @@ static bool answer_condition(struct sg_request *r, const struct sg_file_stat *st
         return false;
     validator_headers(r, st);
     if (v == NOT_MODIFIED) {
+        sg_respond_header(r, "Cache-Control", "no-cache");
         sg_respond_empty(r, 304);
     } else {
         sg_error_set(&err, SG_PRECONDITION_FAILED, "the file is not in the state that the request asks for");
