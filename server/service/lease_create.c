@@ -208,12 +208,22 @@ static void seal(struct creation *c)
     sg_error_clear(&err);
 }
 
+/* Whose fault it was, unless the driver has said more about it. */
+static void name_provider(struct creation *c)
+{
+    enum sg_code code = c->why.code;
+
+    if (!c->why.members && (code == SG_PROVIDER_FAILED || code == SG_PROVIDER_TIMEOUT || code == SG_OUTCOME_UNKNOWN))
+        sg_error_member(&c->why, "provider", json_string(c->driver->facts.name));
+}
+
 static void sandbox_created(void *arg, struct sg_sandbox *sb, const struct sg_error *err)
 {
     struct creation *c = arg;
 
     if (!sb) {
         sg_error_copy(&c->why, err);
+        name_provider(c);
         give_up(c);
         return;
     }

@@ -621,8 +621,8 @@ def test_failures_of_a_provider(operations):
     with scripted({"create": steps}) as s:
         c = s.client()
         for status, code in ((502, "provider_failed"), (504, "provider_timeout"), (503, "unavailable"), (503, "acquire_timeout")):
-            r = c.post("/leases", {})
-            refused(r, status, code)
+            p = refused(c.post("/leases", {}), status, code)
+            assert p.get("provider") == ("fake" if status != 503 else None), p
         # Each is on record as failed, with the reason, and holds nothing.
         failed = c.get("/leases?state=failed").json()["items"]
         assert [l["state"] for l in failed] == ["failed"] * 4 and all(l["reason"] and l["sandbox_id"] is None for l in failed)
