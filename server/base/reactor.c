@@ -16,7 +16,7 @@ struct sg_reactor {
     pthread_t thread;
     int epoll;
     int alarm; /* timerfd of the earliest timer */
-    int bell;  /* eventfd: tasks were posted */
+    int bell;  /* eventfd: other threads have posted tasks */
 
     pthread_mutex_t lock; /* guards the next four and sg_task.next/queued */
     struct sg_task *head;
@@ -179,7 +179,7 @@ void sg_reactor_post(struct sg_reactor *r, struct sg_task *t)
     (void)pthread_mutex_lock(&r->lock);
     bool ring = false;
     if (!t->queued) {
-        ring = r->head == NULL;
+        ring = r->head == NULL && !sg_reactor_is_current(r); /* this thread looks before it sleeps */
         t->queued = true;
         t->next = NULL;
         *r->tail = t;
@@ -191,8 +191,9 @@ void sg_reactor_post(struct sg_reactor *r, struct sg_task *t)
     (void)pthread_mutex_unlock(&r->lock);
 }
 
-/* Runs what is queued now, and when the reactor stops also what that posts; false: stopped. */
-static bool run_tasks(struct sg_reactor *r)
+/* Runs what is queued now, and when the reactor stops also what that posts; false: stopped. *ret_more: the tasks have
+ * posted others, for which no bell rings. */
+static bool run_tasks(struct sg_reactor *r, bool *ret_more)
 {
     bool stopping;
     (void)pthread_mutex_lock(&r->lock);
@@ -210,6 +211,7 @@ static bool run_tasks(struct sg_reactor *r)
             (void)pthread_mutex_lock(&r->lock);
         }
     } while (stopping && r->head != NULL);
+    *ret_more = r->head != NULL;
     (void)pthread_mutex_unlock(&r->lock);
     return !stopping;
 }
@@ -235,16 +237,17 @@ static void drain_own(struct sg_reactor *r)
 static void *reactor_main(void *arg)
 {
     struct sg_reactor *r = arg;
+    bool more = false;
     (void)pthread_mutex_lock(&r->lock); /* r->thread is set once this is free */
     (void)pthread_mutex_unlock(&r->lock);
     do {
         set_alarm(r);
-        int n = epoll_wait(r->epoll, r->batch, BATCH, -1);
+        int n = epoll_wait(r->epoll, r->batch, BATCH, more ? 0 : -1);
         r->batch_len = n < 0 ? 0 : n;
         drain_own(r);
         run_timers(r);
         run_watches(r);
-    } while (run_tasks(r));
+    } while (run_tasks(r, &more));
     return NULL;
 }
 

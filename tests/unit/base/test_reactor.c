@@ -87,6 +87,35 @@ Test(reactor, tasks_run_once_in_order)
     cr_assert_eq(runs, 4);
 }
 
+static void again(struct sg_task *t)
+{
+    if (++runs < 1000)
+        sg_reactor_post(reactor, t);
+    else
+        sem_post(&done);
+}
+
+static void again_soon(struct sg_timer *t)
+{
+    static struct sg_task task = {.run = again};
+    (void)t;
+    sg_reactor_post(reactor, &task);
+}
+
+static void start_again_soon(void)
+{
+    static struct sg_timer timer = {.fire = again_soon};
+    sg_timer_set(reactor, &timer, sg_now_ms() + 20);
+}
+
+/* Nobody else rings: what the reactor's own callbacks and tasks post must not be slept over. */
+Test(reactor, own_posts_need_no_other_event)
+{
+    on_reactor(start_again_soon);
+    sem_wait(&done);
+    cr_assert_eq(runs, 1000);
+}
+
 static void count(struct sg_task *t)
 {
     (void)t;
