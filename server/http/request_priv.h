@@ -223,6 +223,8 @@ void sg_answer_finish(struct sg_answer *a);
 /* stream.c */
 struct MHD_Response *sg_stream_response(struct sg_request *r);
 struct MHD_Response *sg_file_response(struct sg_request *r);
+/* The file is done with: once sent, or when it never will be. Daemon thread. */
+void sg_file_close(struct sg_request *r);
 
 /* upload.c: one block of body. */
 enum MHD_Result sg_upload_block(struct sg_request *r, const char *data, size_t *size);

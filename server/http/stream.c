@@ -104,18 +104,25 @@ static ssize_t read_file(void *arg, uint64_t pos, char *buf, size_t max)
     return n > 0 ? n : cut(r); /* 0: the file got shorter */
 }
 
+void sg_file_close(struct sg_request *r)
+{
+    r->answer.fd = sg_close(r->answer.fd);
+    r->answer.hold = sg_hold_unref(r->answer.hold);
+}
+
 static void release_file(void *arg)
 {
     struct sg_request *r = arg;
-    r->answer.fd = sg_close(r->answer.fd);
-    r->answer.hold = sg_hold_unref(r->answer.hold);
+    sg_file_close(r);
     sg_req_put(r);
 }
 
 struct MHD_Response *sg_file_response(struct sg_request *r)
 {
-    if (r->answer.fd_len == 0)
+    if (r->answer.fd_len == 0) {
+        sg_file_close(r);
         return MHD_create_response_from_buffer(0, (void *)(uintptr_t) "", MHD_RESPMEM_PERSISTENT);
+    }
     struct MHD_Response *resp =
         MHD_create_response_from_callback(r->answer.fd_len, SG_BLOCK, read_file, sg_req_get(r), release_file);
     if (!resp)

@@ -42,6 +42,19 @@ def test_empty_file_and_empty_append(client, lease):
     assert r.status == 200 and r.body == b"" and r.header("Content-Length") == "0"
 
 
+def test_empty_downloads_give_the_slot_back():
+    with Server({"local_bwrap": {"size": 1}}) as s:
+        c = s.client()
+        for _ in range(2):  # the second lease gets the slot only when nothing of the first is open
+            id = c.lease()
+            c.write(id, "empty", b"")
+            c.write(id, "full", b"x")
+            assert c.read(id, "empty").status == 200
+            assert c.request("HEAD", c.file_url(id, "full")).status == 200
+            assert c.get(c.file_url(id, "full", max_bytes=0)).header("Sandgate-Truncated") == "true"
+            c.terminate(id)
+
+
 def test_append(client, lease):
     client.write(lease, "log", b"one\n")
     assert client.write(lease, "log", b"two\n", append="true").status == 200
