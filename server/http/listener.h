@@ -43,7 +43,7 @@ struct sg_http_config {
     size_t max_body;              /* of JSON bodies; 0: 1 MiB */
     unsigned max_requests;        /* at once, beyond: 503; 0: 4096 */
     unsigned max_connections;     /* at once, beyond: 503 and close; 0: 8192 */
-    size_t connection_memory;     /* per connection: bounds a request's head; cleared per request; 0: 32 KiB */
+    size_t connection_memory;     /* per connection: bounds a request's head; cleared per request; 0: 24 KiB */
     int64_t header_ms;            /* a request's head must be here within; 0: 10 s */
     int64_t idle_ms;              /* kept-alive connection without a request; 0: 75 s */
     int64_t body_ms;              /* a buffered body must be here within, a streamed one must move; 0: 60 s */
