@@ -1,5 +1,6 @@
-/* Load generators and baselines of ./dev bench. Each subcommand prints one JSON object on stdout; a failure ends the program
- * with status 1 and a message on stderr, because a figure of a broken run is worth nothing. */
+/* Load generators and baselines of ./dev bench. Each subcommand prints one JSON object on stdout; a failure
+ * ends the program with status 1 and a message on stderr, because a figure of a broken run is worth nothing.
+ */
 #ifndef SG_BENCH_H
 #define SG_BENCH_H
 
@@ -9,8 +10,8 @@
 
 int64_t bench_now_ns(void); /* CLOCK_MONOTONIC */
 _Noreturn void bench_die(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-void *bench_alloc(size_t size);         /* zeroed; ends the program when there is none */
-long bench_number(const char *s);       /* a number >= 0 or the end */
+void *bench_alloc(size_t size);   /* zeroed; ends the program when there is none */
+long bench_number(const char *s); /* a number >= 0 or the end */
 char *bench_file(const char *path, size_t *ret_len);
 
 /* ---- samples of time ---- */
@@ -22,7 +23,7 @@ struct bench_samples {
 
 void bench_samples_add(struct bench_samples *s, int64_t ns);
 void bench_samples_join(struct bench_samples *into, struct bench_samples *from); /* frees from's */
-int64_t bench_percentile(struct bench_samples *s, double p);                    /* sorts; 0 without samples */
+int64_t bench_percentile(struct bench_samples *s, double p); /* sorts; 0 without samples */
 /* "NAME_p50_us":..,"NAME_p99_us":.. without braces. */
 void bench_print_percentiles(const char *name, struct bench_samples *s);
 
@@ -39,7 +40,8 @@ struct bench_conn {
 
 void bench_connect(struct bench_conn *c, int port, bool nonblocking);
 void bench_close(struct bench_conn *c);
-void bench_send(struct bench_conn *c, const char *data, size_t len); /* everything or the end of the program */
+void bench_send(struct bench_conn *c, const char *data,
+                size_t len); /* everything or the end of the program */
 void bench_answer_begin(struct bench_conn *c);
 /* Reads what is there (or waits, on a blocking connection); true once the answer is complete. */
 bool bench_answer_more(struct bench_conn *c);

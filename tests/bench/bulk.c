@@ -1,4 +1,5 @@
-/* One large body, to or from this process: over HTTP, or through a pipe from or to `cat`. Same buffer, same thread. */
+/* One large body, to or from this process: over HTTP, or through a pipe from or to `cat`. Same buffer, same
+ * thread. */
 #include <errno.h>
 #include <fcntl.h>
 #include <spawn.h>
@@ -71,7 +72,8 @@ static void http_put(int port, const char *target, size_t size)
     struct bench_conn c;
     char request[1024];
     bench_connect(&c, port, false);
-    int n = snprintf(request, sizeof request, "PUT %s HTTP/1.1\r\nHost: b\r\nContent-Length: %zu\r\n\r\n", target, size);
+    int n = snprintf(request, sizeof request, "PUT %s HTTP/1.1\r\nHost: b\r\nContent-Length: %zu\r\n\r\n",
+                     target, size);
     bench_send(&c, request, (size_t)n);
     pour(c.fd, size);
     while (!bench_answer_more(&c))
@@ -81,7 +83,8 @@ static void http_put(int port, const char *target, size_t size)
     bench_close(&c);
 }
 
-/* Starts `cat` with our pipe as its file descriptor `theirs` and the file as the other one; returns our end. */
+/* Starts `cat` with our pipe as its file descriptor `theirs` and the file as the other one; returns our end.
+ */
 static int start_cat(const char *path, int theirs, pid_t *ret)
 {
     int p[2];
@@ -92,7 +95,8 @@ static int start_cat(const char *path, int theirs, pid_t *ret)
     if (pipe2(p, O_CLOEXEC) < 0)
         bench_die("pipe: %s", strerror(errno));
     posix_spawn_file_actions_adddup2(&actions, p[theirs], theirs);
-    posix_spawn_file_actions_addopen(&actions, 1 - theirs, path, theirs ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_addopen(&actions, 1 - theirs, path,
+                                     theirs ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC, 0600);
     if (posix_spawnp(ret, "cat", &actions, NULL, argv, environ) != 0)
         bench_die("cat does not start");
     posix_spawn_file_actions_destroy(&actions);
@@ -131,7 +135,8 @@ int bench_bulk(int argc, char **argv)
     } else if (strcmp(what, "catput") == 0 && argc == 3) {
         size = cat(argv[1], 0, (size_t)bench_number(argv[2]));
     } else {
-        bench_die("usage: sgbench bulk get PORT TARGET | put PORT TARGET BYTES | catget FILE | catput FILE BYTES");
+        bench_die(
+            "usage: sgbench bulk get PORT TARGET | put PORT TARGET BYTES | catget FILE | catput FILE BYTES");
     }
     double seconds = (double)(bench_now_ns() - t) / 1e9;
     printf("{\"bytes\":%zu,\"seconds\":%.4f,\"per_s\":%.1f}\n", size, seconds, (double)size / seconds);

@@ -1,7 +1,8 @@
-/* Closed-loop load: every connection has one request under way. One thread, so that the client costs both sides of a comparison the
- * same; a single connection is served without epoll. With `spin` the client does not sleep between answers: what it costs to wake it (an
- * interrupt to another processor, tens of microseconds on a virtual machine) is charged to the server that sends, and a server fast enough
- * to keep the client busy would not pay it. */
+/* Closed-loop load: every connection has one request under way. One thread, so that the client costs both
+ * sides of a comparison the same; a single connection is served without epoll. With `spin` the client does
+ * not sleep between answers: what it costs to wake it (an interrupt to another processor, tens of
+ * microseconds on a virtual machine) is charged to the server that sends, and a server fast enough to keep
+ * the client busy would not pay it. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,7 +92,9 @@ int bench_http(int argc, char **argv)
 {
     if (argc < 6)
         bench_die("usage: sgbench http PORT CONNECTIONS MILLISECONDS COUNT spin|sleep FILE...");
-    struct load l = {.port = (int)bench_number(argv[0]), .n_conns = (size_t)bench_number(argv[1]), .n_files = (size_t)argc - 5};
+    struct load l = {.port = (int)bench_number(argv[0]),
+                     .n_conns = (size_t)bench_number(argv[1]),
+                     .n_files = (size_t)argc - 5};
     l.spin = strcmp(argv[4], "spin") == 0;
     l.left = bench_number(argv[3]) ? (size_t)bench_number(argv[3]) : SIZE_MAX;
     l.conns = bench_alloc(l.n_conns * sizeof *l.conns);
@@ -109,7 +112,8 @@ int bench_http(int argc, char **argv)
     else
         run_many(&l);
     double seconds = (double)(bench_now_ns() - started) / 1e9;
-    printf("{\"n\":%zu,\"seconds\":%.4f,\"per_s\":%.1f,\"bytes\":%zu,", l.samples.n, seconds, (double)l.samples.n / seconds, l.bytes);
+    printf("{\"n\":%zu,\"seconds\":%.4f,\"per_s\":%.1f,\"bytes\":%zu,", l.samples.n, seconds,
+           (double)l.samples.n / seconds, l.bytes);
     bench_print_percentiles("latency", &l.samples);
     printf("}\n");
     for (size_t i = 0; i < l.n_conns; i++)

@@ -1,10 +1,12 @@
 /* Create and terminate leases, as fast as the callers can or at a given rate.
  *
- * Paced, pair i is due at start + i / rate, whoever is free takes it, and its time runs from then: a server that falls behind is
- * charged for the queue. A caller that slept until the due time is not charged for its own waking up.
+ * Paced, pair i is due at start + i / rate, whoever is free takes it, and its time runs from then: a server
+ * that falls behind is charged for the queue. A caller that slept until the due time is not charged for its
+ * own waking up.
  *
- * Every lease must be a sandbox of its own: a sandbox_id (slot and generation) seen twice ends the run. Of every SAMPLE-th lease the
- * files are looked at too: the marker that each of them gets must not be there before. */
+ * Every lease must be a sandbox of its own: a sandbox_id (slot and generation) seen twice ends the run. Of
+ * every SAMPLE-th lease the files are looked at too: the marker that each of them gets must not be there
+ * before. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -50,8 +52,10 @@ static void member(const char *json, const char *name, char *out, size_t cap)
 static int call(struct caller *c, const char *method, const char *path, const char *body)
 {
     char request[1024];
-    int n = snprintf(request, sizeof request, "%s %s HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
-                     method, path, strlen(body), body);
+    int n = snprintf(
+        request, sizeof request,
+        "%s %s HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+        method, path, strlen(body), body);
     return bench_call(&c->conn, request, (size_t)n);
 }
 
@@ -163,8 +167,8 @@ static void report(struct pairs *p, struct caller *list, size_t n)
         looked_at += list[i].looked_at;
         unfinished += list[i].unfinished;
     }
-    printf("{\"n\":%zu,\"seconds\":%.3f,\"per_s\":%.1f,\"looked_at\":%ld,\"unfinished\":%ld,", pair.n, seconds, (double)pair.n / seconds,
-           looked_at, unfinished);
+    printf("{\"n\":%zu,\"seconds\":%.3f,\"per_s\":%.1f,\"looked_at\":%ld,\"unfinished\":%ld,", pair.n,
+           seconds, (double)pair.n / seconds, looked_at, unfinished);
     bench_print_percentiles("create", &create);
     printf(",");
     bench_print_percentiles("terminate", &terminate);
@@ -178,7 +182,8 @@ int bench_pairs(int argc, char **argv)
     if (argc != 6)
         bench_die("usage: sgbench pairs PORT CALLERS RATE MILLISECONDS COUNT SAMPLE");
     size_t n = (size_t)bench_number(argv[1]);
-    struct pairs p = {.port = (int)bench_number(argv[0]), .rate = bench_number(argv[2]), .sample = bench_number(argv[5])};
+    struct pairs p = {
+        .port = (int)bench_number(argv[0]), .rate = bench_number(argv[2]), .sample = bench_number(argv[5])};
     struct caller *list = bench_alloc(n * sizeof *list);
     p.count = bench_number(argv[4]) ? bench_number(argv[4]) : 1000000000;
     p.started_ns = bench_now_ns();

@@ -119,7 +119,7 @@ class Bench:
                     f"http {{ access_log off; keepalive_requests 1000000000; client_body_buffer_size 64k; {temp} {extra}\n"
                     f"server {{ listen 127.0.0.1:{port}; {locations} }} }}\n")
         nginx = shutil.which("nginx") or "/usr/sbin/nginx"
-        self.processes.append(subprocess.Popen([nginx, "-c", conf, "-p", self.dir], stderr=subprocess.DEVNULL))
+        self.processes.append(subprocess.Popen([nginx, "-c", conf, "-p", self.dir, "-e", f"{self.dir}/nginx.log"], stderr=subprocess.DEVNULL))
         wait_until(lambda: listening(port), what="nginx")
         return port
 
@@ -222,10 +222,10 @@ def pairs_paced(b):
     beyond = statistics.median(p["pair_p50_us"] - fsync for p, fsync in parts)
     med = {k: statistics.median(p[k] for p, _ in parts) for k in parts[0][0]}
     fsync = statistics.median(f for _, f in parts)
-    row = bounded(f"create+terminate at {rate}/s, p50 beyond one fsync", beyond, 2000, us, baseline=f"fsync {us(fsync)}")
-    detail = Row("  its p50; p99; create p50; terminate p50", "; ".join(us(med[k]) for k in (
-        "pair_p50_us", "pair_p99_us", "create_p50_us", "terminate_p50_us")), f"{per_s(sustained)} unpaced")
-    return [row, detail]
+    return [bounded(f"create+terminate at {rate}/s, p50 beyond one fsync", beyond, 2000, us, baseline=f"fsync {us(fsync)}"),
+            Row("  p50, p99", us(med["pair_p50_us"]), us(med["pair_p99_us"])),
+            Row("  create p50, terminate p50", us(med["create_p50_us"]), us(med["terminate_p50_us"])),
+            Row("  unpaced, 4 callers, pool of 4", per_s(sustained))]
 
 
 BWRAP = ["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
@@ -243,8 +243,8 @@ def pairs_rate(b):
     row = bounded(f"create+terminate, {p['seconds']:.0f} s, 8 callers, pool of 8", p["per_s"], 150, per_s, at_most=False,
                   baseline=f"{per_s(bare)} bare bwrap")
     row.ratio = p["per_s"] / bare
-    return [row, Row("  leases, each a sandbox of its own; files looked at", f"{p['n']}; {p['looked_at']}",
-                     f"p50 {us(p['pair_p50_us'])} p99 {us(p['pair_p99_us'])}")]
+    return [row, Row("  p50, p99", us(p["pair_p50_us"]), us(p["pair_p99_us"])),
+            Row("  leases, each a sandbox of its own; of them looked into", str(p["n"]), str(p["looked_at"]))]
 
 
 def files(b):
@@ -375,9 +375,19 @@ FIGURES = {"exec": exec_warm, "exec-rate": exec_rate, "select": select, "pairs":
 
 
 def line(r):
+    """The ratio's extremes over the rounds say how quiet the machine was."""
     ratio = "" if r.ratio is None else f"{r.ratio:.2f}x"
+    spread = f"{min(r.ratios):.2f}-{max(r.ratios):.2f}" if r.ratios else ""
     ok = {None: "", True: "ok", False: "MISS"}[r.ok]
-    return f"{r.figure:<66} {r.ours:>14} {r.baseline:>20} {ratio:>8} {r.target:>12} {ok}"
+    return f"{r.figure:<58} {r.ours:>12} {r.baseline:>18} {ratio:>7} {spread:>10} {r.target:>11} {ok}".rstrip()
+
+
+def heading():
+    load = os.getloadavg()[0]
+    print(f"{os.cpu_count()} processors, load {load:.1f}, Linux {os.uname().release}")
+    if load > os.cpu_count() / 2:
+        print("Others are busy on this machine: figures that need many processes to take turns look worse than they are.")
+    print(f"{'figure':<58} {'ours':>12} {'baseline':>18} {'ratio':>7} {'from-to':>10} {'target':>11}", flush=True)
 
 
 def main():
@@ -390,7 +400,7 @@ def main():
     if unknown:
         parser.error(f"no figure {unknown[0]}; there are {' '.join(FIGURES)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
-    print(line(Row("figure", "ours", "baseline", target="target")).replace("  x", "ratio"), flush=True)
+    heading()
     bench, rows, failed = Bench(args.quick), [], False
     try:
         for name in args.names or FIGURES:

@@ -6,11 +6,15 @@ static const struct {
     const char *name, *usage;
     int (*run)(int argc, char **argv);
 } commands[] = {
-    {"http", "PORT CONNECTIONS MILLISECONDS COUNT spin|sleep FILE...  requests over keep-alive, connection i sends file i mod n", bench_http},
+    {"http",
+     "PORT CONNECTIONS MILLISECONDS COUNT spin|sleep FILE...  requests over keep-alive, connection i sends "
+     "file i mod n",
+     bench_http},
     {"spawn", "THREADS MILLISECONDS COUNT ARG...  posix_spawn and waitpid, per thread", bench_spawn},
     {"pairs", "PORT CALLERS RATE MILLISECONDS COUNT SAMPLE  create and terminate leases", bench_pairs},
     {"fsync", "DIRECTORY BYTES COUNT  write and fdatasync", bench_fsync},
-    {"bulk", "get PORT TARGET | put PORT TARGET BYTES | catget FILE | catput FILE BYTES  one large body", bench_bulk},
+    {"bulk", "get PORT TARGET | put PORT TARGET BYTES | catget FILE | catput FILE BYTES  one large body",
+     bench_bulk},
 };
 
 int main(int argc, char **argv)

@@ -1,4 +1,5 @@
-/* The floor under every exec: posix_spawn and waitpid, nothing else. And the floor under every promise: write and fdatasync. */
+/* The floor under every exec: posix_spawn and waitpid, nothing else. And the floor under every promise: write
+ * and fdatasync. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

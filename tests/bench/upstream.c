@@ -1,5 +1,6 @@
-/* The service behind the proxies: answers GET /small with 64 bytes and anything else with 100 MB, over keep-alive, one thread. Listens on
- * 127.0.0.1:PORT; prints "ready" once it does. Static, so that it runs inside a sandbox as it does outside. */
+/* The service behind the proxies: answers GET /small with 64 bytes and anything else with 100 MB, over
+ * keep-alive, one thread. Listens on 127.0.0.1:PORT; prints "ready" once it does. Static, so that it runs
+ * inside a sandbox as it does outside. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
