@@ -34,15 +34,22 @@ static bool writable_within(struct sg_store *s, int ms)
     return true;
 }
 
+/* So full that not even the store's own attempts succeed: after a write that did not fit a smaller one may,
+ * and copying the log into the database makes room in the log. */
 static void until_full(struct sg_store *s, int max)
 {
+    static const size_t pads[] = {4000, 0};
     struct sg_error err = {0};
     int n = 0;
-    while (submit_one(s, 4000, SG_STORE_DURABLE, &err) == 0) {
-        cr_assert_lt(n++, max, "it never got full");
-    }
-    cr_expect_eq(err.code, SG_STORE_UNAVAILABLE, "%s", err.message);
-    cr_expect_gt(err.retry_after, 0);
+    do {
+        for (size_t i = 0; i < SG_COUNT_OF(pads); i++) {
+            while (submit_one(s, pads[i], SG_STORE_DURABLE, &err) == 0) {
+                cr_assert_lt(n++, max, "it never got full");
+            }
+            cr_expect_eq(err.code, SG_STORE_UNAVAILABLE, "%s", err.message);
+            cr_expect_gt(err.retry_after, 0);
+        }
+    } while (writable_within(s, 2500)); /* more than one attempt */
     cr_expect_eq(sg_store_check(s, &err), -1);
     cr_expect_eq(err.code, SG_STORE_UNAVAILABLE);
 }
