@@ -94,6 +94,9 @@ struct MHD_Response *sg_stream_response(struct sg_request *r)
  * Not by the library's own sendfile: it waits for ever for the end of a file that got shorter (the sandbox may do
  * that at any time), and does not tell when it has closed the descriptor. */
 
+/* Files are read in larger pieces: one turn of the event loop moves one. Only downloads under way hold such a buffer. */
+#define FILE_BLOCK ((size_t)256 * 1024)
+
 static ssize_t read_file(void *arg, uint64_t pos, char *buf, size_t max)
 {
     struct sg_request *r = arg;
@@ -124,7 +127,7 @@ struct MHD_Response *sg_file_response(struct sg_request *r)
         return MHD_create_response_from_buffer(0, (void *)(uintptr_t) "", MHD_RESPMEM_PERSISTENT);
     }
     struct MHD_Response *resp =
-        MHD_create_response_from_callback(r->answer.fd_len, SG_BLOCK, read_file, sg_req_get(r), release_file);
+        MHD_create_response_from_callback(r->answer.fd_len, FILE_BLOCK, read_file, sg_req_get(r), release_file);
     if (!resp)
         sg_req_put(r);
     return resp;
