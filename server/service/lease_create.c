@@ -260,11 +260,11 @@ static void create_sandbox(struct creation *c)
 /* ---- reserve ---- */
 
 /* A caller that hung up can find its lease again by trajectory or key; without either nobody ever would. */
-static void caller_hung_up(struct sg_cancel_hook *h, enum sg_cancel_reason why SG_UNUSED)
+static void caller_hung_up(struct sg_cancel_hook *h, enum sg_cancel_reason why)
 {
     struct creation *c = sg_container_of(h, struct creation, hangup);
 
-    sg_registry_end(c->s->leases, c->entry, SG_END_DELETED, NULL);
+    sg_registry_end(c->s->leases, c->entry, why == SG_CANCEL_SHUTDOWN ? SG_END_SHUTDOWN : SG_END_DELETED, NULL);
     creation_unref(c);
 }
 

@@ -295,7 +295,7 @@ def test_another_tenants_lease_does_not_exist(server, operations, lease):
 
 
 def test_work_on_an_ended_lease_is_gone(server, operations, ended):
-    for op in each(operations, lambda op: op.documents(410)):
+    for op in each(operations, lambda op: by_lease(op) and op.documents(410)):
         body = {"exec": {"command": "true"}, "extendLease": {}, "signalExec": {"signal": "TERM"}}.get(op.id, BODIES.get(op.id))
         r = server.a.request(op.method, op.target(ended), body)
         assert r.status == 410 and r.code == "lease_gone" and r.json()["reason"] == "terminated", (op.id, r)
@@ -662,14 +662,22 @@ def test_a_caller_that_gives_up_during_the_create_leaves_nothing():
 def test_a_lease_that_is_not_ready(operations):
     with scripted({"create": [{"stall": True}]}) as s:
         c = s.client()
-        r = c.post("/leases", {}, headers={"Prefer": "respond-async"})
+        r = c.post("/leases", {"trajectory_id": "one"}, headers={"Prefer": "respond-async"})
         assert r.status == 202 and r.json()["state"] == "creating" and r.header("Preference-Applied") == "respond-async", r
         id = r.json()["id"]
         for r in (c.exec_response(id, "true"), c.read(id, "x"), c.get(f"/leases/{id}/endpoints/80"), c.get(f"/leases/{id}/proxy/80/")):
             refused(r, 409, "lease_not_ready")
+        again = c.post("/leases", {"trajectory_id": "one"}, headers={"Prefer": "respond-async"})
+        assert again.status == 202 and again.json()["id"] == id, again
         began = time.monotonic()
         assert c.get(f"/leases/{id}?wait=1").json()["state"] == "creating" and time.monotonic() - began > 0.9
-        assert c.delete(f"/leases/{id}").status == 200
+        # Somebody who waits for the same lease is told that it was ended.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            other = pool.submit(Client(s).post, "/leases", {"trajectory_id": "one"})
+            with pytest.raises(concurrent.futures.TimeoutError):
+                other.result(0.5)
+            assert c.delete(f"/leases/{id}").status == 200
+            refused(other.result(), 410, "lease_gone")
         assert c.get(f"/leases/{id}").json()["state"] == "terminated"
 
 

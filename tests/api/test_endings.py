@@ -217,7 +217,7 @@ def test_waiting_for_a_slot_ends_with_the_server():
             assert exits(s) == 0
             for w in waiting:
                 r = w.result()
-                assert isinstance(r, Exception) or r.status in (503, 410), r
+                assert isinstance(r, Exception) or (r.status, r.code) == (503, "shutting_down"), r
 
 
 def test_sigint_is_sigterm_and_a_second_signal_changes_nothing():
