@@ -180,6 +180,7 @@ size_t sg_registry_end_all(struct sg_registry *r, enum sg_end why)
     size_t n = 0;
     sg_after_init(&after);
     pthread_mutex_lock(&r->lock);
+    r->closed = r->closed || why == SG_END_SHUTDOWN;
     HASH_ITER(by_id, r->by_id, e, next)
     {
         n += e->held;

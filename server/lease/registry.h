@@ -146,7 +146,8 @@ bool sg_registry_end(struct sg_registry *r, struct sg_entry *e, enum sg_end why,
 /* Nothing of its sandbox runs any more: the final state, quota free, waiters run once it is written. err
  * (borrowed): the driver could not confirm; the lease is lost with that reason. */
 void sg_registry_ended(struct sg_registry *r, struct sg_entry *e, const struct sg_error *err);
-/* sg_registry_end() for every lease that has not ended; for shutdown. Returns how many there were. */
+/* sg_registry_end() for every lease that has not ended. Returns how many there were. With SG_END_SHUTDOWN
+ * nothing is reserved any more from then on (SG_SHUTTING_DOWN). */
 size_t sg_registry_end_all(struct sg_registry *r, enum sg_end why);
 
 /* The sandbox, one reference, in whatever state the lease is; NULL when it has none. For on_end, which

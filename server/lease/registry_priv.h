@@ -63,6 +63,7 @@ struct sg_registry {
     struct sg_tenant_use *tenants;
     struct sg_entry *recent_first, *recent_last; /* oldest first */
     size_t n_recent;
+    bool closed;           /* no new entries */
     uint64_t keys_evicted; /* entries with a key that left memory */
     struct sg_registry_stats stats;
 

@@ -114,6 +114,10 @@ static int decide(const struct attempt *t, struct sg_entry *mine, bool asked, ui
     if (rc != 0) {
         return rc;
     }
+    if (t->r->closed) {
+        (void)sg_error_set(err, SG_SHUTTING_DOWN, "the server is shutting down and takes no new leases");
+        return sg_error_retry_after(err, 5);
+    }
     if (sg_store_check(t->r->cfg.store, err) < 0 || quota(t, mine, err) < 0) {
         return -1;
     }

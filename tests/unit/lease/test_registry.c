@@ -328,6 +328,19 @@ Test(registry, twenty_same_creates_make_one)
     cr_expect_eq(sg_registry_end_all(w.reg, SG_END_SHUTDOWN), 2);
 }
 
+Test(registry, after_the_shutdown_nothing_begins)
+{
+    struct sg_error err = {0};
+    struct sg_entry *e = lease(&w, &(struct ask){0}), *none = NULL;
+    enum sg_reserved how;
+    cr_expect_eq(sg_registry_end_all(w.reg, SG_END_SHUTDOWN), 1);
+    cr_expect_eq(reserve(&w, &(struct ask){0}, &how, &none, NULL, &err), -1);
+    cr_expect_eq(err.code, SG_SHUTTING_DOWN);
+    cr_expect_null(none);
+    sg_error_clear(&err);
+    sg_entry_unref(e);
+}
+
 Test(registry, a_quota_of_ten_is_exact)
 {
     struct racers r = {.ask = {.max_leases = 10}};
