@@ -190,7 +190,13 @@ class Server:
             os.chown(self.state, u.pw_uid, u.pw_gid)
 
     def __enter__(self):
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            if self.process and self.process.poll() is None:  # it never became ready; nobody else would end it
+                self.kill9()
+            self.clean()
+            raise
 
     def __exit__(self, *exc):
         self.stop()
