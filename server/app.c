@@ -249,6 +249,7 @@ static int build_api(struct app *a, struct sg_error *err)
                              .upstreams = a->upstreams,
                              .log = a->log,
                              .public_url = a->cfg->server.public_url,
+                             .public_domain = a->cfg->server.public_domain,
                              .metrics_public = a->cfg->metrics.public,
                              .openapi_yaml = sg_openapi_yaml,
                              .started_us = sg_wall_us()};
@@ -323,6 +324,9 @@ static int listen_for_metrics(struct app *a, struct sg_error *err)
 static int listen_for_requests(struct app *a, struct sg_error *err)
 {
     struct sg_http_config hc = http_config(a, a->listen_fd);
+
+    hc.host_match = sg_api_is_endpoint_host;
+    hc.host_route = &sg_endpoint_host_route;
 
     if (sg_http_new(&hc, &a->http, err) < 0)
         return -1;

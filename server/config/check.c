@@ -165,6 +165,9 @@ static int check_domain(const struct sg_config *c, struct sg_error *err)
 {
     const char *host;
     size_t len;
+    if (c->server.public_domain != NULL && strlen(c->server.public_domain) > 214) {
+        return refuse(c, "server.public_domain", err, "is too long: with the 38 characters of an endpoint and a dot before it, a host name has at most 253");
+    }
     if (c->server.public_domain != NULL && c->server.public_url != NULL && url_host(c->server.public_url, &host, &len) &&
         covers(c->server.public_domain, host, len)) {
         return refuse(c, "server.public_domain", err,

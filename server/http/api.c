@@ -1,6 +1,8 @@
 #include "http/api.h"
 
 #include "base/hash.h"
+#include "base/str.h"
+#include "http/proxy_origin.h"
 
 #include <stdio.h>
 
@@ -53,27 +55,45 @@ void sg_api_base_url(const struct sg_request *r, const struct sg_api *api, char 
         snprintf(out, size, "http://%s", host ? host : "127.0.0.1");
 }
 
-void sg_api_endpoint_token(const struct sg_api *api, const char *lease_id, char out[SG_ENDPOINT_TOKEN_LEN])
+/* ":8443" of "https://host:8443/path", or "". */
+static const char *port_of_url(const char *url, char out[8])
 {
-    uint8_t mac[SG_SHA256_LEN];
-    char text[16 + SG_ID_MAX];
-    size_t key_len;
-    const char *key = sg_secret_expose(sg_store_endpoint_key(sg_service_parts(api->service)->store), &key_len);
+    const char *at = strstr(url, "://");
+    size_t n = at ? strcspn(at + 3, "/") : 0;
+    const char *colon = at ? memrchr(at + 3, ':', n) : NULL;
+    size_t len = colon ? (size_t)(at + 3 + n - colon) : 0;
 
-    snprintf(text, sizeof text, "lease-endpoint:%s", lease_id);
-    sg_hmac_sha256(key, key_len, text, strlen(text), mac);
-    memcpy(out, "ept_", 4);
-    sg_hex(mac, sizeof mac, out + 4);
+    bool port = len > 1 && len < 8 && strspn(colon + 1, "0123456789") >= len - 1;
+    snprintf(out, 8, "%.*s", port ? (int)len : 0, port ? colon : "");
+    return out;
 }
 
-json_t *sg_api_endpoint(const struct sg_request *r, const struct sg_api *api, const char *lease_id, uint16_t port)
+json_t *sg_api_endpoint(const struct sg_request *r, const struct sg_api *api, const char *lease_id, uint16_t port,
+                        const char *token)
 {
-    char base[512], url[700], token[SG_ENDPOINT_TOKEN_LEN];
+    char base[512], url[700], own[SG_ENDPOINT_TOKEN_MAX], label[SG_ORIGIN_LABEL_MAX], port_text[8];
 
     sg_api_base_url(r, api, base, sizeof base);
-    snprintf(url, sizeof url, "%s/leases/%s/proxy/%u/", base, lease_id, (unsigned)port);
-    sg_api_endpoint_token(api, lease_id, token);
-    return json_pack("{s:s, s:{s:s}}", "url", url, "headers", SG_ENDPOINT_TOKEN_HEADER, token);
+    sg_origin_label(port, lease_id, label);
+    if (api->public_domain)
+        snprintf(url, sizeof url, "%.*s://%s.%s%s/", (int)strcspn(base, ":"), base, label, api->public_domain,
+                 port_of_url(base, port_text));
+    else
+        snprintf(url, sizeof url, "%s/leases/%s/proxy/%u/", base, lease_id, (unsigned)port);
+    if (!token)
+        sg_service_endpoint_token(api->service, lease_id, own);
+    return json_pack("{s:s, s:{s:s}}", "url", url, "headers", SG_ENDPOINT_TOKEN_HEADER, token ? token : own);
+}
+
+int sg_api_port(const struct sg_request *r, const char *name, uint16_t *ret, struct sg_error *err)
+{
+    const char *text = sg_req_param(r, name);
+    int64_t port;
+
+    if (text[0] == '0' || strspn(text, "0123456789") != strlen(text) || !sg_parse_int(text, 1, 65535, &port))
+        return sg_error_field(err, SG_INVALID_REQUEST, "port", "must be a plain port number from 1 to 65535");
+    *ret = (uint16_t)port;
+    return 0;
 }
 
 /* ---- lists ---- */

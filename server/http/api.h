@@ -7,6 +7,7 @@
 #include "http/metrics.h"
 #include "http/respond.h"
 #include "http/upstream.h"
+#include "service/endpoints.h"
 #include "service/service.h"
 
 /* Borrowed by the HTTP server as its `app`; immutable while it runs, but for draining. */
@@ -17,6 +18,7 @@ struct sg_api {
     struct sg_upstreams *upstreams;
     struct sg_log *log;
     const char *public_url;  /* without a trailing slash; NULL: made from each request's Host */
+    const char *public_domain; /* endpoints answer below it; NULL: only under their paths */
     bool metrics_public;     /* GET /metrics answers here and needs no token */
     const char *openapi_yaml;
     json_t *openapi;
@@ -46,12 +48,15 @@ int sg_api_limit(struct sg_request *r, size_t *ret, struct sg_error *err);
 char *sg_api_cursor(const char *key);
 int sg_api_cursor_key(struct sg_request *r, char **ret, struct sg_error *err);
 
-/* {url, headers} of a port of a lease; the headers carry the lease's endpoint token. NULL when memory is out. */
-json_t *sg_api_endpoint(const struct sg_request *r, const struct sg_api *api, const char *lease_id, uint16_t port);
+/* {url, headers} of a port of a lease; the headers carry token, or the lease's own with NULL. NULL when memory is out. */
+json_t *sg_api_endpoint(const struct sg_request *r, const struct sg_api *api, const char *lease_id, uint16_t port,
+                        const char *token);
 #define SG_ENDPOINT_TOKEN_HEADER "Sandgate-Endpoint-Token"
-/* The value of that header for a lease: stable while the endpoint key is. */
-#define SG_ENDPOINT_TOKEN_LEN 80
-void sg_api_endpoint_token(const struct sg_api *api, const char *lease_id, char out[SG_ENDPOINT_TOKEN_LEN]);
+/* As sg_http_config wants them: hosts of endpoints, and what answers there. */
+bool sg_api_is_endpoint_host(void *app, const char *host);
+extern const struct sg_route sg_endpoint_host_route;
+/* The path parameter `name` as a port: plain decimal, 1 to 65535. */
+int sg_api_port(const struct sg_request *r, const char *name, uint16_t *ret, struct sg_error *err);
 
 /* handlers, by file */
 void sg_route_select(struct sg_request *r, void *app);
@@ -74,6 +79,8 @@ void sg_route_file_stat(struct sg_request *r, void *app);
 void sg_route_file_mkdir(struct sg_request *r, void *app);
 void sg_route_file_move(struct sg_request *r, void *app);
 void sg_route_endpoint(struct sg_request *r, void *app);
+void sg_route_endpoint_issue(struct sg_request *r, void *app);
+void sg_route_endpoint_revoke(struct sg_request *r, void *app);
 void sg_route_proxy(struct sg_request *r, void *app);
 void sg_route_pools(struct sg_request *r, void *app);
 void sg_route_pool(struct sg_request *r, void *app);

@@ -5,12 +5,14 @@
 
 #include "http/auth.h"
 #include "http/proxy_head.h"
+#include "http/proxy_origin.h"
 #include "http/respond.h"
 
 /* One relayed request, from sg_proxy() to the end of the exchange. */
 struct proxy_call {
     struct sg_request *r;
-    char *prefix; /* public path of the service */
+    char *prefix; /* public path of the service; on the host form its origin */
+    bool own_origin;
     uint16_t port;
     bool answered;
     void (*over)(void *arg, bool answered);
@@ -29,7 +31,13 @@ static void pass_field(struct proxy_call *c, const char *name, const char *value
 {
     sg_cleanup(sg_free_p) char *copy = NULL;
     if (strcasecmp(name, "Location") == 0)
-        copy = sg_proxy_location(value, c->prefix, c->port);
+        copy = c->own_origin ? sg_proxy_own_location(value, c->prefix, c->port)
+                             : sg_proxy_location(value, c->prefix, c->port);
+    if (strcasecmp(name, "Set-Cookie") == 0) {
+        copy = sg_origin_set_cookie(value);
+        if (copy == NULL)
+            return;
+    }
     if (copy == NULL && strchr(value, '\t') != NULL)
         copy = sg_xstrdup(value);
     for (char *tab = copy != NULL ? strchr(copy, '\t') : NULL; tab != NULL; tab = strchr(tab, '\t'))
@@ -40,9 +48,9 @@ static void pass_field(struct proxy_call *c, const char *name, const char *value
 static void pass_fields(struct proxy_call *c, const struct sg_h1_head *head)
 {
     for (size_t i = 0; i < head->n_fields; i++)
-        if (sg_proxy_field_passes(head, i))
+        if (sg_proxy_field_passes(head, i, c->own_origin))
             pass_field(c, head->fields[i].name, head->fields[i].value);
-    if (head->status == 101)
+    if (head->status == 101 || c->own_origin)
         return;
     /* Each policy holds beside the others, so a further one can only narrow what the service allows. */
     (void)sg_respond_header(c->r, "Content-Security-Policy", "sandbox");
@@ -161,6 +169,11 @@ static const char *url_path(const char *url)
     return path != NULL ? path : "";
 }
 
+static const char *proto_of(const char *public_url)
+{
+    return public_url != NULL && strncasecmp(public_url, "https:", 6) == 0 ? "https" : "http";
+}
+
 /* The protocols the client asks for, NULL: none. A server may always stay with HTTP, and where a body comes first, we do. */
 static char *wanted_upgrade(const struct sg_request *r)
 {
@@ -170,9 +183,10 @@ static char *wanted_upgrade(const struct sg_request *r)
     return may ? sg_proxy_upgrade(headers, n) : NULL;
 }
 
-static int write_head(const struct sg_request *r, const struct sg_proxy_args *args, const char *prefix,
-                      const char *rest, const char *upgrade, struct sg_buf *head, struct sg_error *err)
+static int write_head(const struct proxy_call *c, const struct sg_proxy_args *args, const char *rest, const char *upgrade,
+                      struct sg_buf *head, struct sg_error *err)
 {
+    const struct sg_request *r = c->r;
     struct sg_proxy_request q = {
         .method = sg_req_method(r),
         .target = rest,
@@ -180,9 +194,9 @@ static int write_head(const struct sg_request *r, const struct sg_proxy_args *ar
         .content_length = sg_req_content_length(r),
         .request_id = sg_req_id(r),
         .peer = sg_req_peer(r),
-        .proto =
-            args->public_url != NULL && strncasecmp(args->public_url, "https:", 6) == 0 ? "https" : "http",
-        .prefix = prefix,
+        .proto = proto_of(args->public_url),
+        .prefix = c->own_origin ? "" : c->prefix,
+        .own_origin = c->own_origin,
     };
     q.headers = sg_req_headers(r, &q.n_headers);
     q.upgrade = upgrade;
@@ -193,15 +207,17 @@ static int write_head(const struct sg_request *r, const struct sg_proxy_args *ar
 static int start(struct proxy_call *c, const struct sg_proxy_args *args, struct sg_error *err)
 {
     struct sg_request *r = c->r;
-    const char *target = sg_req_raw_target(r);
-    size_t prefix_len;
-    if (sg_proxy_split(target, &prefix_len, err) < 0)
+    const char *target = args->rest != NULL ? args->rest : sg_req_raw_target(r);
+    size_t prefix_len = 0;
+    if (!c->own_origin && sg_proxy_split(target, &prefix_len, err) < 0)
         return -1;
-    c->prefix = sg_xasprintf("%s%.*s", url_path(args->public_url), (int)prefix_len, target);
+    const char *host = sg_req_header(r, "Host");
+    c->prefix = c->own_origin ? sg_xasprintf("%s://%s", proto_of(args->public_url), host != NULL ? host : "")
+                              : sg_xasprintf("%s%.*s", url_path(args->public_url), (int)prefix_len, target);
     struct sg_buf head;
     sg_buf_init(&head, SG_PROXY_HEAD_MAX);
     sg_cleanup(sg_free_p) char *upgrade = wanted_upgrade(r);
-    int rc = write_head(r, args, c->prefix, target + prefix_len, upgrade, &head, err);
+    int rc = write_head(c, args, target + prefix_len, upgrade, &head, err);
     if (rc == 0) {
         int64_t length = sg_req_content_length(r);
         const char *method = sg_req_method(r);
@@ -228,6 +244,7 @@ void sg_proxy(struct sg_request *r, const struct sg_proxy_args *args)
     struct sg_error err = {0};
     c->r = sg_req_ref(r);
     c->port = args->target.port;
+    c->own_origin = args->own_origin;
     c->over = args->over;
     c->over_arg = args->over_arg;
     if (start(c, args, &err) < 0) {

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <strings.h>
 
+#include "http/proxy_origin.h"
+
 static bool listed(const char *name, const char *const *names)
 {
     for (; *names != NULL; names++)
@@ -97,6 +99,41 @@ static int add_field(struct sg_buf *out, const char *name, const char *value)
            sg_buf_add(out, value, strlen(value)) | sg_buf_add(out, "\r\n", 2);
 }
 
+/* The request comes from a page of the service itself: it asked its own origin. */
+static bool same_origin(const struct sg_proxy_request *q, const char *origin)
+{
+    const char *host = header(q, "Host");
+    const char *at = strstr(origin, "://");
+    return host != NULL && at != NULL && strcasecmp(at + 3, host) == 0;
+}
+
+/* Host names the service by its own address, and servers compare Origin with it. */
+static int add_origin(const struct sg_proxy_request *q, struct sg_buf *out, const char *origin)
+{
+    if (!q->own_origin || !same_origin(q, origin))
+        return add_field(out, "Origin", origin);
+    return sg_buf_addf(out, "Origin: http://127.0.0.1:%u\r\n", (unsigned)q->port);
+}
+
+static int add_cookie(const struct sg_proxy_request *q, struct sg_buf *out, const char *cookies)
+{
+    sg_cleanup(sg_free_p) char *left = q->own_origin ? sg_origin_cut_cookie(cookies) : NULL;
+    if (left != NULL && *left == '\0')
+        return 0;
+    return add_field(out, "Cookie", left != NULL ? left : cookies);
+}
+
+static int pass_field(const struct sg_proxy_request *q, struct sg_buf *out, const struct sg_header *h)
+{
+    if (!request_field_passes(q, h->name))
+        return 0;
+    if (strcasecmp(h->name, "Origin") == 0)
+        return add_origin(q, out, h->value);
+    if (strcasecmp(h->name, "Cookie") == 0)
+        return add_cookie(q, out, h->value);
+    return add_field(out, h->name, h->value);
+}
+
 static int add_framing(const struct sg_proxy_request *q, struct sg_buf *out)
 {
     if (q->content_length < 0)
@@ -116,7 +153,7 @@ static int add_ours(const struct sg_proxy_request *q, struct sg_buf *out)
         bad |= add_field(out, "X-Forwarded-For", q->peer);
     if (host != NULL)
         bad |= add_field(out, "X-Forwarded-Host", host);
-    return bad | add_field(out, "X-Forwarded-Prefix", q->prefix);
+    return *q->prefix != '\0' ? bad | add_field(out, "X-Forwarded-Prefix", q->prefix) : bad;
 }
 
 int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, struct sg_error *err)
@@ -125,8 +162,7 @@ int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, 
     int bad = sg_buf_addf(out, "%s %s%s HTTP/1.1\r\nHost: 127.0.0.1:%u\r\n", q->method, slash, q->target,
                           (unsigned)q->port);
     for (size_t i = 0; i < q->n_headers && bad == 0; i++)
-        if (request_field_passes(q, q->headers[i].name))
-            bad = add_field(out, q->headers[i].name, q->headers[i].value);
+        bad = pass_field(q, out, &q->headers[i]);
     if (q->upgrade != NULL && bad == 0)
         bad = add_field(out, "Connection", "Upgrade") | add_field(out, "Upgrade", q->upgrade);
     if (bad != 0 || add_ours(q, out) != 0 || add_framing(q, out) != 0 || sg_buf_add(out, "\r\n", 2) != 0)
@@ -178,14 +214,15 @@ char *sg_proxy_upgrade(const struct sg_header *headers, size_t n)
 
 /* ---- response ---- */
 
-bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i)
+bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i, bool own_origin)
 {
-    /* What would act on the origin of the API, which is not the service's; and what only we may say. */
-    static const char *const origin_wide[] = {"Set-Cookie",      "Set-Cookie2", "Service-Worker-Allowed",
-                                              "Clear-Site-Data", "Alt-Svc",     "Strict-Transport-Security",
-                                              "X-Request-Id",    NULL};
+    /* What would act on the origin of the API, which is not the service's. */
+    static const char *const origin_wide[] = {"Set-Cookie", "Service-Worker-Allowed", NULL};
+    /* What reaches beyond an origin (Clear-Site-Data: cookies of the whole domain), is the gateway's to say, or ours. */
+    static const char *const never[] = {"Set-Cookie2",  "Clear-Site-Data", "Alt-Svc", "Strict-Transport-Security",
+                                        "X-Request-Id", NULL};
     const char *name = head->fields[i].name;
-    if (hop_by_hop(name) || ours(name) || listed(name, origin_wide))
+    if (hop_by_hop(name) || ours(name) || listed(name, never) || (!own_origin && listed(name, origin_wide)))
         return false;
     for (size_t k = 0; k < head->n_fields; k++)
         if (strcasecmp(head->fields[k].name, "Connection") == 0 &&
@@ -231,4 +268,10 @@ char *sg_proxy_location(const char *value, const char *prefix, uint16_t port)
         path = value;
     }
     return sg_xasprintf("%s%s%s", prefix, *path == '/' ? "" : "/", path);
+}
+
+char *sg_proxy_own_location(const char *value, const char *origin, uint16_t port)
+{
+    const char *path = own_path(value, port);
+    return path != NULL ? sg_xasprintf("%s%s%s", origin, *path == '/' ? "" : "/", path) : NULL;
 }

@@ -18,7 +18,8 @@ struct sg_proxy_request {
     const char *request_id;
     const char *peer;        /* the client's address, "" unknown */
     const char *proto;       /* "http" or "https", as the client sees us */
-    const char *prefix;      /* the public path before `target` */
+    const char *prefix;      /* the public path before `target`; "" on the host form */
+    bool own_origin;         /* host form: cookies are the service's, and so is the origin */
     bool drop_authorization; /* it is a credential of ours */
     bool drop_api_key;       /* likewise */
     const char *upgrade;     /* the protocols that are asked for, NULL: none */
@@ -36,11 +37,13 @@ int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, 
  * is left out: over a tunnel it would be requests that nobody looks at. */
 char *sg_proxy_upgrade(const struct sg_header *headers, size_t n);
 
-/* May field i of the service's answer pass to the client (path form)? */
-bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i);
+/* May field i of the service's answer pass to the client? own_origin: host form. */
+bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i, bool own_origin);
 
 /* The public form of a Location that points at the service itself, for a service on `port` whose public path
  * is prefix; caller frees. NULL: it points elsewhere or is relative, and stays as it is. */
 char *sg_proxy_location(const char *value, const char *prefix, uint16_t port);
+/* The same for a service with an origin of its own ("https://host"), where paths are what they are. */
+char *sg_proxy_own_location(const char *value, const char *origin, uint16_t port);
 
 #endif

@@ -42,8 +42,12 @@ const struct sg_route sg_routes[] = {
     {.method = "POST", .path = "/leases/{id}/files/move", .operation_id = "moveFile", .body = SG_BODY_JSON, .auth = SG_AUTH_TENANT,
      .handle = sg_route_file_move, .produces = SG_ANY_TYPE},
 
-    {.method = "GET", .path = "/leases/{id}/endpoints/{port}", .operation_id = "getEndpoint", .auth = SG_AUTH_TENANT,
+    {.method = "POST", .path = "/leases/{id}/endpoints", .operation_id = "issueEndpoint", .body = SG_BODY_JSON, .auth = SG_AUTH_TENANT,
+     .handle = sg_route_endpoint_issue},
+    {.method = "GET", .path = "/leases/{id}/endpoints/{endpoint}", .operation_id = "getEndpoint", .auth = SG_AUTH_TENANT,
      .handle = sg_route_endpoint},
+    {.method = "DELETE", .path = "/leases/{id}/endpoints/{endpoint}", .operation_id = "revokeEndpoint", .auth = SG_AUTH_TENANT,
+     .handle = sg_route_endpoint_revoke},
     {.method = "*", .path = "/leases/{id}/proxy/{port}/{rest...}", .operation_id = "proxy", .body = SG_BODY_STREAM, .auth = SG_AUTH_NONE,
      .handle = sg_route_proxy},
 

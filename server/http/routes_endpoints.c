@@ -1,35 +1,22 @@
-/* /leases/{id}/endpoints and /leases/{id}/proxy: services inside a sandbox. */
+/* /leases/{id}/endpoints: where a sandbox's ports are reached, and the tokens that open them. */
 #include "http/api.h"
-#include "http/proxy.h"
 
-#include "base/hash.h"
-#include "base/str.h"
+#include "base/clock.h"
+#include "base/json.h"
 
-#include <stdio.h>
-
-/* The path parameter "port": plain decimal, 1 to 65535. */
-static int port_of(const struct sg_request *r, uint16_t *ret, struct sg_error *err)
-{
-    const char *text = sg_req_param(r, "port");
-    int64_t port;
-
-    if (text[0] == '0' || strspn(text, "0123456789") != strlen(text) || !sg_parse_int(text, 1, 65535, &port))
-        return sg_error_field(err, SG_INVALID_REQUEST, "port", "must be a plain port number from 1 to 65535");
-    *ret = (uint16_t)port;
-    return 0;
-}
+#define TTL_DEFAULT_MS (INT64_C(3600) * 1000)
 
 static void get_endpoint(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
     struct sg_error err = {0};
     uint16_t port;
 
-    if (port_of(r, &port, &err) < 0 || sg_entry_use_begin(e, NULL, &err) < 0) {
+    if (sg_api_port(r, "endpoint", &port, &err) < 0 || sg_entry_use_begin(e, NULL, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }
     sg_entry_use_end(e, false); /* asking is not using */
-    sg_respond_json(r, 200, sg_api_endpoint(r, api, sg_entry_id(e), port));
+    sg_respond_json(r, 200, sg_api_endpoint(r, api, sg_entry_id(e), port, NULL));
 }
 
 void sg_route_endpoint(struct sg_request *r, void *app)
@@ -37,119 +24,70 @@ void sg_route_endpoint(struct sg_request *r, void *app)
     sg_api_with_lease(r, app, get_endpoint);
 }
 
-/* ---- proxy ---- */
+/* ---- tokens ---- */
 
-/* One relayed request: a use of the lease from its head to the end of its answer. */
-struct relay {
-    _Atomic int refs;
-    struct sg_entry *e;
-    struct sg_sandbox *sb;
-};
-
-static void relay_ref(void *arg)
+static int parse_issue(struct sg_request *r, uint16_t *ret_port, int64_t *ret_ttl_ms, struct sg_error *err)
 {
-    ((struct relay *)arg)->refs++;
+    sg_cleanup(sg_json_p) json_t *body = NULL;
+    struct sg_json_reader rd;
+    int64_t port = 0;
+    size_t len;
+    const char *text = sg_req_body(r, &len);
+
+    if (sg_json_parse_object(text, len, &body, err) < 0 || sg_json_begin(&rd, body, "", err) < 0)
+        return -1;
+    int has_port = sg_json_int(&rd, "port", 1, 65535, &port, err);
+    if (has_port < 0 || sg_json_seconds_ms(&rd, "ttl", INT64_C(4000000000000), ret_ttl_ms, err) < 0 || sg_json_end(&rd, err) < 0)
+        return -1;
+    if (has_port == 0)
+        return sg_error_field(err, SG_INVALID_REQUEST, "port", "is required");
+    *ret_port = (uint16_t)port;
+    return 0;
 }
 
-static void relay_unref(void *arg)
+static json_t *grant_json(const struct sg_request *r, const struct sg_api *api, struct sg_entry *e, uint16_t port,
+                          const struct sg_endpoint_grant *g)
 {
-    struct relay *p = arg;
+    char expires[SG_TIME_LEN];
+    json_t *v = sg_api_endpoint(r, api, sg_entry_id(e), port, g->token);
 
-    if (--p->refs > 0)
-        return;
-    sg_sandbox_unref(p->sb);
-    sg_entry_unref(p->e);
-    free(p);
+    sg_time_format(g->expires_us, expires);
+    json_object_set_new(v, "token_id", json_string(g->token_id));
+    json_object_set_new(v, "expires_at", json_string(expires));
+    return v;
 }
 
-static int relay_dial(void *arg, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done, struct sg_error *err)
+static void issue(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
-    return sg_sandbox_dial(((struct relay *)arg)->sb, port, deadline_ms, done, err);
-}
-
-static void relay_over(void *arg, bool answered)
-{
-    struct relay *p = arg;
-
-    sg_entry_use_end(p->e, answered);
-    relay_unref(p);
-}
-
-static void proxy_to_lease(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
-{
+    struct sg_endpoint_grant g;
     struct sg_error err = {0};
-    struct sg_sandbox *sb = NULL;
-    uint16_t port;
+    int64_t ttl_ms = TTL_DEFAULT_MS;
+    uint16_t port = 0;
 
-    if (port_of(r, &port, &err) < 0 || sg_entry_use_begin(e, &sb, &err) < 0) {
-        sg_proxy_refuse(r, &err);
-        sg_error_clear(&err);
+    if (parse_issue(r, &port, &ttl_ms, &err) < 0 || sg_service_endpoint_issue(api->service, e, port, ttl_ms, &g, &err) < 0) {
+        sg_api_fail(r, &err);
         return;
     }
-    struct relay *p = sg_xcalloc(1, sizeof *p);
-    *p = (struct relay){.refs = 1, .e = sg_entry_ref(e), .sb = sb};
-    struct sg_proxy_args args = {.upstreams = api->upstreams,
-                                 .auth = api->auth,
-                                 .public_url = api->public_url,
-                                 .target = {.lease_id = sg_entry_id(e),
-                                            .port = port,
-                                            .lease_end = sg_entry_cancel(e),
-                                            .dial = relay_dial,
-                                            .ref = relay_ref,
-                                            .unref = relay_unref,
-                                            .arg = p},
-                                 .over = relay_over,
-                                 .over_arg = p};
-    sg_proxy(r, &args);
+    sg_respond_header(r, "Cache-Control", "no-store");
+    sg_respond_json(r, 201, grant_json(r, api, e, port, &g));
 }
 
-/* The lease's own endpoint token opens its endpoints and nothing else. */
-static bool has_endpoint_token(const struct sg_request *r, const struct sg_api *api)
+void sg_route_endpoint_issue(struct sg_request *r, void *app)
 {
-    const char *given = sg_req_header(r, SG_ENDPOINT_TOKEN_HEADER);
-    char right[SG_ENDPOINT_TOKEN_LEN];
-
-    if (!given)
-        return false;
-    sg_api_endpoint_token(api, sg_req_param(r, "id"), right);
-    return strlen(given) == strlen(right) && sg_equal_const_time(given, right, strlen(right));
+    sg_api_with_lease(r, app, issue);
 }
 
-struct proxy_call {
-    struct sg_request *r;
-    struct sg_api *api;
-};
-
-static void proxy_found(void *arg, struct sg_entry *e, const struct sg_error *err)
+static void revoke(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
-    struct proxy_call *c = arg;
+    struct sg_error err = {0};
 
-    if (err)
-        sg_proxy_refuse(c->r, err);
+    if (sg_service_endpoint_revoke(api->service, e, sg_req_param(r, "endpoint"), &err) < 0)
+        sg_api_fail(r, &err);
     else
-        proxy_to_lease(c->r, c->api, e);
-    sg_entry_unref(e);
-    sg_req_unref(c->r);
-    free(c);
+        sg_respond_empty(r, 204);
 }
 
-void sg_route_proxy(struct sg_request *r, void *app)
+void sg_route_endpoint_revoke(struct sg_request *r, void *app)
 {
-    static const struct sg_principal token_bearer = {.name = "endpoint-token", .role = SG_ROLE_ADMIN};
-    struct sg_api *api = app;
-    struct sg_error err = {0};
-    const struct sg_principal *who = &token_bearer;
-
-    if (!has_endpoint_token(r, api)) {
-        if (sg_req_authenticate(r, &err) < 0) {
-            sg_proxy_refuse(r, &err);
-            sg_error_clear(&err);
-            return;
-        }
-        who = sg_req_principal(r);
-    }
-    struct proxy_call *c = sg_xcalloc(1, sizeof *c);
-    *c = (struct proxy_call){.r = sg_req_ref(r), .api = api};
-    sg_req_set_note(r, sg_req_param(r, "id"));
-    sg_service_find(api->service, who, sg_req_param(r, "id"), &(struct sg_entry_done){proxy_found, c});
+    sg_api_with_lease(r, app, revoke);
 }

@@ -15,7 +15,7 @@ static json_t *lease_json(const struct sg_request *r, const struct sg_api *api, 
 
     if (l->state == SG_LEASE_READY)
         for (size_t i = 0; i < t->n_services; i++)
-            json_object_set_new(endpoints, t->services[i].name, sg_api_endpoint(r, api, l->id, t->services[i].port));
+            json_object_set_new(endpoints, t->services[i].name, sg_api_endpoint(r, api, l->id, t->services[i].port, NULL));
     return sg_lease_json(l, endpoints);
 }
 

@@ -39,6 +39,7 @@ int sg_service_new(const struct sg_service_config *cfg, const struct sg_service_
                                     .arg = s};
     s->leases = sg_registry_new(&rc);
     s->execs = sg_execs_new(s);
+    s->endpoints = sg_endpoints_new();
     *ret = s;
     return 0;
 }
@@ -47,6 +48,7 @@ struct sg_service *sg_service_free(struct sg_service *s)
 {
     if (!s)
         return NULL;
+    sg_endpoints_free(s->endpoints);
     sg_execs_free(s->execs);
     if (s->leases)
         sg_registry_free(s->leases);

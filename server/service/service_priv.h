@@ -2,6 +2,7 @@
 #ifndef SG_SERVICE_PRIV_H
 #define SG_SERVICE_PRIV_H
 
+#include "service/endpoints.h"
 #include "service/execs.h"
 #include "service/service.h"
 
@@ -10,6 +11,7 @@ struct sg_service {
     struct sg_service_parts parts;
     struct sg_registry *leases;
     struct sg_execs *execs;
+    struct sg_endpoints *endpoints;
     struct sg_candidates candidates;
     struct sg_environment environment;
     _Atomic bool draining;

@@ -27,10 +27,10 @@ UNKNOWN_LEASE = "lease_00000000000000000000000000"
 
 # What a probe of an operation sends: its answer has no effect that another test would notice. {lease} is a live lease of tenant a.
 BODIES = {"select": {}, "createLease": {"nope": 1}, "extendLease": {"nope": 1}, "exec": {"nope": 1}, "signalExec": {"signal": "CONT"},
-          "moveFile": {"from": "no-such", "to": "there"}, "verifyReceipt": {}, "putFile": b""}
+          "moveFile": {"from": "no-such", "to": "there"}, "issueEndpoint": {"port": 8000}, "verifyReceipt": {}, "putFile": b""}
 QUERIES = {"getFile": "path=kept.txt", "statFile": "path=kept.txt", "putFile": "path=probe.txt", "deleteFile": "path=no-such",
            "makeDirectory": "path=probe-dir"}
-PARAMETERS = {"eid": "kept", "port": "8000", "rest": "x", "pool": "default", "name": "no-such-pool"}
+PARAMETERS = {"eid": "kept", "port": "8000", "endpoint": "8000", "rest": "x", "pool": "default", "name": "no-such-pool"}
 
 
 def token_entry(name, role, **more):
@@ -665,7 +665,8 @@ def test_a_lease_that_is_not_ready(operations):
         r = c.post("/leases", {"trajectory_id": "one"}, headers={"Prefer": "respond-async"})
         assert r.status == 202 and r.json()["state"] == "creating" and r.header("Preference-Applied") == "respond-async", r
         id = r.json()["id"]
-        for r in (c.exec_response(id, "true"), c.read(id, "x"), c.get(f"/leases/{id}/endpoints/80"), c.get(f"/leases/{id}/proxy/80/")):
+        for r in (c.exec_response(id, "true"), c.read(id, "x"), c.get(f"/leases/{id}/endpoints/80"), c.get(f"/leases/{id}/proxy/80/"),
+                  c.post(f"/leases/{id}/endpoints", {"port": 80})):
             refused(r, 409, "lease_not_ready")
         again = c.post("/leases", {"trajectory_id": "one"}, headers={"Prefer": "respond-async"})
         assert again.status == 202 and again.json()["id"] == id, again

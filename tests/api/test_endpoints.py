@@ -10,93 +10,10 @@ import time
 import pytest
 import ws
 from harness import SLOW, Server, wait_until
-from upstream import Conn, values
+from sandboxed import open_socket, start_service, start_websockets
+from upstream import values
 
 TOKENS = {"a": "token-a-0123456789", "b": "token-b-0123456789"}
-
-# A service that says what it got, redirects, streams, and closes when told so.
-SERVICE = r"""
-import http.server, json, os, sys, time
-class H(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    def log_message(self, *a): pass
-    def do(self):
-        n = int(self.headers.get("Content-Length", 0))
-        body = self.rfile.read(n)
-        path = self.path.split("?")[0]
-        if path == "/redirect":
-            self.send_response(302); self.send_header("Location", self.headers["X-To"]); self.send_header("Content-Length", "0"); self.end_headers()
-            return
-        if path == "/stream":
-            self.send_response(200); self.send_header("Content-Type", "text/event-stream"); self.send_header("Connection", "close"); self.end_headers()
-            while True:
-                self.wfile.write(b"data: x\n\n"); self.wfile.flush(); time.sleep(0.05)
-        out = json.dumps({"line": self.requestline, "headers": self.headers.items(), "body": len(body)}).encode()
-        self.send_response(200); self.send_header("Content-Type", "application/json"); self.send_header("Content-Length", str(len(out)))
-        self.send_header("Set-Cookie", "a=b"); self.end_headers()
-        if self.command != "HEAD": self.wfile.write(out)
-    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do
-class S(http.server.ThreadingHTTPServer):
-    if sys.argv[2] == "6": import socket; address_family = socket.AF_INET6
-s = S((sys.argv[3], int(sys.argv[1])), H)
-open("/tmp/up-" + sys.argv[1], "w").close()
-s.serve_forever()
-"""
-
-
-# A WebSocket server on ws.py, which lies beside it; it says its Host and Origin first.
-WEBSOCKETS = r"""
-import socket, sys, threading, ws
-class Conn:
-    def __init__(self, sock): self.sock, self.file, self.send = sock, sock.makefile("rb"), sock.sendall
-    def exact(self, n): 
-        data = self.file.read(n)
-        if len(data) < n: raise EOFError
-        return data
-    def head(self):
-        first, fields = self.file.readline(), []
-        while (line := self.file.readline()) not in (b"\r\n", b""):
-            k, _, v = line.decode().partition(":"); fields.append((k, v.strip()))
-        h = dict(fields)
-        self.hello = ws.frame(ws.TEXT, f"{h['Host']} {h.get('Origin')}".encode(), False)
-        return first, fields
-def serve(c):
-    try:
-        _, fields = c.head()
-        c.send(ws.accept(fields) + c.hello)
-        while True:
-            opcode, data = ws.read_frame(c)
-            c.send(ws.frame(ws.PONG if opcode == ws.PING else opcode, data, False))
-            if opcode == ws.CLOSE: return
-    except (EOFError, OSError): pass
-    finally: c.file.close(); c.sock.close()
-s = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-open("/tmp/up-" + sys.argv[1], "w").close()
-while True: threading.Thread(target=serve, args=(Conn(s.accept()[0]),), daemon=True).start()
-"""
-
-
-def start_websockets(client, lease, port=8100):
-    with open(os.path.join(os.path.dirname(__file__), "ws.py"), "rb") as f:
-        client.write(lease, "ws.py", f.read())
-    client.write(lease, "websockets.py", WEBSOCKETS.encode())
-    r = client.exec(lease, f"python3 websockets.py {port} >/tmp/log 2>&1 & for i in $(seq 1000); do test -e /tmp/up-{port} && exit 0; sleep 0.01; done; "
-                           "cat /tmp/log; exit 1")
-    assert r["returncode"] == 0, r
-
-
-def open_socket(server, lease, port=8100, headers="", token=TOKENS["a"]):
-    c = Conn(server.connect(timeout=30 * SLOW))
-    c.send(ws.request(f"/leases/{lease}/proxy/{port}/", headers=f"Authorization: Bearer {token}\r\n{headers}"))
-    line, fields = c.head()
-    return c, int(line.split()[1]), fields
-
-
-def start_service(client, lease, port=8000, family="4", address="127.0.0.1"):
-    assert client.write(lease, "service.py", SERVICE.encode()).status in (200, 201)
-    r = client.exec(lease, f"python3 service.py {port} {family} {address} >/tmp/log 2>&1 & "
-                           f"for i in $(seq 1000); do test -e /tmp/up-{port} && exit 0; sleep 0.01; done; cat /tmp/log; exit 1")
-    assert r["returncode"] == 0, r
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +147,7 @@ def test_the_end_of_a_lease_cuts_its_streams_and_frees_its_slot(server, client):
 def test_a_websocket_in_a_sandbox(server, client, lease):
     start_websockets(client, lease)
     big = os.urandom(1024 * 1024)
-    c, status, fields = open_socket(server, lease, headers="Sec-WebSocket-Protocol: a, b\r\nOrigin: https://app.example\r\n")
+    c, status, fields = open_socket(server, lease, TOKENS["a"], headers="Sec-WebSocket-Protocol: a, b\r\nOrigin: https://app.example\r\n")
     assert status == 101 and values(fields, "Sec-WebSocket-Protocol") == ["b"]
     assert ws.read_frame(c) == (ws.TEXT, b"127.0.0.1:8100 https://app.example")
     for opcode, data in ((ws.TEXT, b"hello"), (ws.BINARY, big)):
@@ -241,10 +158,10 @@ def test_a_websocket_in_a_sandbox(server, client, lease):
     assert ws.read_frame(c) == (ws.CLOSE, bye) and c.closed()
     c.close()
     for token, expected in (("wrong", 401), (TOKENS["b"], 404)):
-        c, status, fields = open_socket(server, lease, token=token)
+        c, status, fields = open_socket(server, lease, token)
         assert status == expected and values(fields, "Sandgate-Error")
         c.close()
-    c, status, fields = open_socket(server, lease, port=8101)
+    c, status, fields = open_socket(server, lease, TOKENS["a"], port=8101)
     assert (status, values(fields, "Sandgate-Error")) == (503, ["endpoint_not_listening"])
     c.close()
 
@@ -252,7 +169,7 @@ def test_a_websocket_in_a_sandbox(server, client, lease):
 def test_an_open_websocket_is_use_and_ends_with_its_lease(server, client):
     lease = client.lease(idle_timeout_sec=1)
     start_websockets(client, lease)
-    c, status, _ = open_socket(server, lease)
+    c, status, _ = open_socket(server, lease, TOKENS["a"])
     assert status == 101
     ws.read_frame(c)
     time.sleep(2.5)
@@ -263,7 +180,7 @@ def test_an_open_websocket_is_use_and_ends_with_its_lease(server, client):
     c.close()
     lease = client.lease(idle_timeout_sec=1)
     start_websockets(client, lease)
-    c, status, _ = open_socket(server, lease)
+    c, status, _ = open_socket(server, lease, TOKENS["a"])
     c.close()  # nobody is there any more: the lease idles away
     wait_until(lambda: client.get(f"/leases/{lease}").json()["state"] == "expired", what="idling")
 
@@ -273,7 +190,7 @@ def test_the_end_of_the_server_ends_websockets():
         client = s.client()
         lease = client.lease()
         start_websockets(client, lease)
-        c, status, _ = open_socket(s, lease)
+        c, status, _ = open_socket(s, lease, None)
         assert status == 101
         assert s.stop() == 0
         assert c.closed()
