@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""./dev bench [--quick] [--json FILE] [NAME...]: what sandgate costs, as ratios.
+"""./dev bench [--quick] [--realtime] [--json FILE] [NAME...]: what sandgate costs, as ratios.
 
 Absolute times say more about a machine and its neighbours than about a server. So each figure is measured in rounds: ours, then its
 baseline, in the same second, with the same client; the figure is the median of the rounds' ratios. Everything is loopback, each server
@@ -382,17 +382,19 @@ def line(r):
     return f"{r.figure:<58} {r.ours:>12} {r.baseline:>18} {ratio:>7} {spread:>10} {r.target:>11} {ok}".rstrip()
 
 
-def heading():
+def heading(realtime):
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} processors, load {load:.1f}, Linux {os.uname().release}")
-    if load > os.cpu_count() / 2:
-        print("Others are busy on this machine: figures that need many processes to take turns look worse than they are.")
+    if load > os.cpu_count() / 2 and not realtime:
+        print("Others are busy on this machine: figures that need many processes to take turns look worse than they are (--realtime).")
     print(f"{'figure':<58} {'ours':>12} {'baseline':>18} {'ratio':>7} {'from-to':>10} {'target':>11}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(prog="./dev bench", description="ratios against baselines measured in the same run")
     parser.add_argument("--quick", action="store_true", help="shorter and rougher")
+    parser.add_argument("--realtime", action="store_true", help="as root: everything measured runs at real-time priority, so that "
+                        "others on the machine do not count (and hardly run)")
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     parser.add_argument("names", nargs="*", metavar="NAME", help=" ".join(FIGURES))
     args = parser.parse_args()
@@ -400,7 +402,9 @@ def main():
     if unknown:
         parser.error(f"no figure {unknown[0]}; there are {' '.join(FIGURES)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
-    heading()
+    if args.realtime:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(10))
+    heading(args.realtime)
     bench, rows, failed = Bench(args.quick), [], False
     try:
         for name in args.names or FIGURES:
