@@ -55,6 +55,9 @@ struct sg_sandbox_spec call_spec(const char *lease_id)
 static void created(void *arg, struct sg_sandbox *sb, const struct sg_error *err)
 {
     struct creating *c = arg;
+    if (sb != NULL && c->lost != NULL) {
+        sg_sandbox_on_lost(sb, c->lost, c->lost_arg);
+    }
     c->sb = sb;
     c->took_us = sg_now_us() - c->begun_us;
     c->place = c->order != NULL ? ++*c->order : 0;
@@ -67,8 +70,8 @@ static void created(void *arg, struct sg_sandbox *sb, const struct sg_error *err
 void call_create_begin(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
                        struct creating *c)
 {
-    unsigned *order = c->order;
-    *c = (struct creating){.flag = FLAG_INIT, .order = order, .begun_us = sg_now_us()};
+    *c = (struct creating){
+        .flag = FLAG_INIT, .order = c->order, .lost = c->lost, .lost_arg = c->lost_arg, .begun_us = sg_now_us()};
     const struct sg_sandbox_done done = {.fn = created, .arg = c};
     struct sg_error err = {0};
     if (sg_driver_create(d, spec, cancel, &done, &err) < 0) {

@@ -34,9 +34,12 @@ struct creating {
     int64_t begun_us;
     unsigned *order; /* may be NULL: counter that gives each answer its place */
     unsigned place;
+    /* May be NULL: told when the sandbox dies; set inside the create's callback, where nothing can race with it. */
+    void (*lost)(void *arg, struct sg_sandbox *sb, const struct sg_error *why);
+    void *lost_arg;
 };
 struct sg_sandbox_spec call_spec(const char *lease_id);
-/* c zeroed by the call; keep it until the answer came. */
+/* c zeroed by the call, but for order, lost and lost_arg; keep it until the answer came. */
 void call_create_begin(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
                        struct creating *c);
 /* The sandbox or NULL with c->err. */

@@ -106,7 +106,7 @@ static void one_lease(unsigned *seed)
 {
     struct sg_error err = {0};
     struct sg_sandbox_spec spec = call_spec("lse_stress");
-    struct creating c = {0};
+    struct creating c = {.lost = lost};
     call_create_begin(w.d, &spec, NULL, &c);
     struct sg_sandbox *sb = call_create_end(&c);
     if (sb == NULL) {
@@ -115,7 +115,6 @@ static void one_lease(unsigned *seed)
         return;
     }
     note(&creates, c.took_us);
-    sg_sandbox_on_lost(sb, lost, NULL);
     for (int k = rand_r(seed) % 4; k > 0; k--) {
         some_commands(sb, seed);
     }
