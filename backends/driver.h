@@ -134,7 +134,7 @@ struct sg_file_put_args {
  * short while: call it on a worker or for small pieces only. */
 struct sg_file_sink;
 struct sg_file_sink_ops {
-    /* 0 or -1 (SG_SANDBOX_DISK_FULL, SG_SANDBOX_LOST...). */
+    /* 0 or -1 (SG_SANDBOX_DISK_FULL, SG_SANDBOX_LOST...). data NULL: len zeros, as a hole where the file system has such. */
     int (*write)(struct sg_file_sink *s, const void *data, size_t len, struct sg_error *err);
     /* Whole or not at all. Consumes the sink, also on failure. created: the name was new. */
     void (*commit)(struct sg_file_sink *s,

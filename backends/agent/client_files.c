@@ -160,6 +160,8 @@ static int plain_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd,
     struct file_op *op = sg_container_of(c, struct file_op, call);
     struct sg_error e = {0};
     bool failed = sg_agent_answer_error(m, err, &e);
+    if (failed && m != NULL && m->u.done.text[0] != '\0')
+        sg_error_wrap(&e, "%s", m->u.done.text);
     op->done.plain.fn(op->done.plain.arg, failed ? &e : NULL);
     sg_error_clear(&e);
     sg_close(fd);

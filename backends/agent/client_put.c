@@ -59,6 +59,12 @@ static int sink_write(struct sg_file_sink *pub, const void *data, size_t len, st
 {
     struct sink *s = (struct sink *)pub;
     const char *p = data;
+    if (data == NULL) {
+        if (len > (size_t)(INT64_MAX - s->u.size) || ftruncate(s->u.fd, s->u.size + (off_t)len) < 0)
+            return sg_agent_error(err, len > (size_t)(INT64_MAX - s->u.size) ? EFBIG : (uint32_t)errno);
+        s->u.size += (off_t)len;
+        return 0;
+    }
     for (size_t at = 0; at < len;) {
         ssize_t n = pwrite(s->u.fd, p + at, len - at, s->u.size);
         if (n < 0 && errno == EINTR)

@@ -546,8 +546,10 @@ static int sink_write(struct sg_file_sink *sink, const void *data, size_t len, s
         s->data = grown;
         s->cap = cap;
     }
-    if (len > 0) {
+    if (len > 0 && data != NULL) {
         memcpy(s->data + s->len, data, len);
+    } else if (len > 0) {
+        memset(s->data + s->len, 0, len);
     }
     s->len += len;
     return 0;

@@ -78,6 +78,8 @@ void sg_route_file_list(struct sg_request *r, void *app);
 void sg_route_file_stat(struct sg_request *r, void *app);
 void sg_route_file_mkdir(struct sg_request *r, void *app);
 void sg_route_file_move(struct sg_request *r, void *app);
+void sg_route_tar_get(struct sg_request *r, void *app);
+void sg_route_tar_put(struct sg_request *r, void *app);
 void sg_route_endpoint(struct sg_request *r, void *app);
 void sg_route_endpoint_issue(struct sg_request *r, void *app);
 void sg_route_endpoint_revoke(struct sg_request *r, void *app);

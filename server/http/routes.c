@@ -41,6 +41,10 @@ const struct sg_route sg_routes[] = {
      .handle = sg_route_file_mkdir, .query = QUERY("path", "mode")},
     {.method = "POST", .path = "/leases/{id}/files/move", .operation_id = "moveFile", .body = SG_BODY_JSON, .auth = SG_AUTH_TENANT,
      .handle = sg_route_file_move, .produces = SG_ANY_TYPE},
+    {.method = "GET", .path = "/leases/{id}/files/tar", .operation_id = "getTar", .auth = SG_AUTH_TENANT, .handle = sg_route_tar_get,
+     .query = QUERY("path"), .produces = SG_ANY_TYPE},
+    {.method = "PUT", .path = "/leases/{id}/files/tar", .operation_id = "putTar", .body = SG_BODY_STREAM, .auth = SG_AUTH_TENANT,
+     .handle = sg_route_tar_put, .query = QUERY("path", "outside_links")},
 
     {.method = "POST", .path = "/leases/{id}/endpoints", .operation_id = "issueEndpoint", .body = SG_BODY_JSON, .auth = SG_AUTH_TENANT,
      .handle = sg_route_endpoint_issue},

@@ -76,6 +76,15 @@ static json_t *stat_json(const char *key, const char *name, const struct sg_file
     return v;
 }
 
+json_t *sg_file_unpacked_json(const char *path, uint64_t entries, uint64_t bytes)
+{
+    json_t *v = json_pack("{s:I, s:I}", "entries", (json_int_t)entries, "bytes", (json_int_t)bytes);
+
+    if (v)
+        set_name(v, "path", path, strlen(path));
+    return v;
+}
+
 /* ---- write ---- */
 
 static void stored(void *arg, const struct sg_file_stat *st, bool created, const struct sg_error *err)

@@ -38,6 +38,8 @@ LIBRARIES = {
     "microhttpd.h": ["server/http/"],
     "curl/": ["backends/net/"],
     "sqlite3.h": ["server/lease/store"],
+    "archive.h": ["server/service/tar_"],
+    "archive_entry.h": ["server/service/tar_"],
     "yaml.h": ["server/config/yaml.c"],
     "openssl/": ["server/base/"],
     "seccomp.h": ["backends/spawner/", "backends/agent/"],

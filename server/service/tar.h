@@ -1,0 +1,50 @@
+/* Directories of a lease as tar archives, both ways. Bytes move through bounded memory, a turn of a worker at a time; a client that goes
+ * away and a lease that ends stop it, and nothing is left behind. */
+#ifndef SG_TAR_H
+#define SG_TAR_H
+
+#include "backends/driver.h"
+#include "base/cancel.h"
+#include "base/digest.h"
+#include "base/pipe.h"
+#include "base/workq.h"
+#include "lease/registry.h"
+
+#define SG_TAR_ENTRIES_MAX 250000U
+#define SG_TAR_BYTES_MAX ((uint64_t)64 << 30)      /* of all files of an archive together */
+#define SG_TAR_RATIO 200U                          /* an archive may unpack to this many times its size, */
+#define SG_TAR_RATIO_FLOOR ((uint64_t)64 << 20)    /* or to this much */
+#define SG_TAR_DIRECTORY_MAX 50000U                /* entries of one directory on the way out */
+#define SG_TAR_NAMES_MAX ((size_t)16 << 20)        /* bytes held of names on the way out */
+#define SG_TAR_DIRECTORIES_MAX ((size_t)4 << 20)   /* bytes held of names of directories on the way in */
+
+struct sg_tar_source_done {
+    /* pipe: one reference for the callee; it fails when the archive cannot be completed. NULL with err. */
+    void (*fn)(void *arg, struct sg_pipe *pipe, const struct sg_error *err);
+    void *arg;
+};
+/* The directory (or file) path, as pax: names relative to it, in byte order; modes and times; symbolic links as links. Devices, FIFOs and
+ * sockets are left out, and so is what vanishes meanwhile. */
+int sg_service_tar_get(struct sg_entry *lease, const char *path, struct sg_workq *workq, const struct sg_tar_source_done *done,
+                       struct sg_error *err);
+
+struct sg_tar_put_args {
+    const char *path;
+    bool outside_links; /* keep symbolic links that point outside of path */
+    struct sg_cancel *cancel; /* ends it while the target is untouched; a reference is taken */
+};
+struct sg_tar_result {
+    bool created; /* path is new */
+    uint64_t entries, bytes;
+};
+struct sg_tar_stored {
+    void (*fn)(void *arg, const struct sg_tar_result *result, const struct sg_error *err);
+    void *arg;
+};
+/* Unpacks the archive that comes out of body into the directory path, which may be missing. It is received whole, checked whole, unpacked beside
+ * the target and only then moved in: until that last step an error leaves the target as it was. Directories are merged, files
+ * and links replaced one by one, each whole. Errors as of sg_tar_reader, and those of the sandbox. */
+int sg_service_tar_put(struct sg_entry *lease, const struct sg_tar_put_args *args, const struct sg_digests *digests,
+                       struct sg_pipe *body, struct sg_workq *workq, const struct sg_tar_stored *done, struct sg_error *err);
+
+#endif
