@@ -27,9 +27,10 @@ UNKNOWN_LEASE = "lease_00000000000000000000000000"
 
 # What a probe of an operation sends: its answer has no effect that another test would notice. {lease} is a live lease of tenant a.
 BODIES = {"select": {}, "createLease": {"nope": 1}, "extendLease": {"nope": 1}, "exec": {"nope": 1}, "signalExec": {"signal": "CONT"},
-          "moveFile": {"from": "no-such", "to": "there"}, "issueEndpoint": {"port": 8000}, "verifyReceipt": {}, "putFile": b""}
+          "moveFile": {"from": "no-such", "to": "there"}, "issueEndpoint": {"port": 8000}, "verifyReceipt": {}, "putFile": b"",
+          "putTar": bytes(1024)}
 QUERIES = {"getFile": "path=kept.txt", "statFile": "path=kept.txt", "putFile": "path=probe.txt", "deleteFile": "path=no-such",
-           "makeDirectory": "path=probe-dir"}
+           "makeDirectory": "path=probe-dir", "getTar": "path=kept.txt", "putTar": "path=probe-tar"}
 PARAMETERS = {"eid": "kept", "port": "8000", "endpoint": "8000", "rest": "x", "pool": "default", "name": "no-such-pool"}
 
 
@@ -228,7 +229,7 @@ def media_types(op, api):
 def test_accept(server, operations, lease):
     """What answers JSON refuses those who do not take JSON, before it does anything."""
     api = server.client().get("/openapi.json").json()
-    anything = ("getFile", "deleteFile", "moveFile", "proxy", "health", "ready", "metrics", "openapiYaml")
+    anything = ("getFile", "getTar", "deleteFile", "moveFile", "proxy", "health", "ready", "metrics", "openapiYaml")
     for op in each(operations):
         for unwanted in ("image/png", "text/event-stream", "application/x-ndjson;q=0.5", "application/json;q=0"):
             r = op.request(server.admin, lease, headers={"Accept": unwanted})
