@@ -32,6 +32,7 @@ struct app {
     int listen_fd;
     struct sg_log *log;
     struct sg_spawner *spawner;
+    _Atomic bool spawner_dead;
     struct sg_reactor *reactor;
     struct sg_workq *workq;
     struct sg_store *store;
@@ -166,6 +167,8 @@ static void spawner_died(void *arg)
 
     sg_error_set(&err, SG_INTERNAL, "the spawner process died: no sandbox can be built any more; restart the server");
     sg_log_event(a->log, SG_LOG_ERROR, "spawner_died", &err);
+    sg_error_clear(&err);
+    a->spawner_dead = true;
 }
 
 static int start_threads(struct app *a, struct sg_error *err)
@@ -248,6 +251,7 @@ static int build_api(struct app *a, struct sg_error *err)
                              .metrics = a->metrics,
                              .upstreams = a->upstreams,
                              .log = a->log,
+                             .spawner_dead = &a->spawner_dead,
                              .public_url = a->cfg->server.public_url,
                              .public_domain = a->cfg->server.public_domain,
                              .metrics_public = a->cfg->metrics.public,

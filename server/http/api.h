@@ -17,6 +17,7 @@ struct sg_api {
     struct sg_metrics *metrics;
     struct sg_upstreams *upstreams;
     struct sg_log *log;
+    const _Atomic bool *spawner_dead; /* then only a restart brings local sandboxes back */
     const char *public_url;  /* without a trailing slash; NULL: made from each request's Host */
     const char *public_domain; /* endpoints answer below it; NULL: only under their paths */
     bool metrics_public;     /* GET /metrics answers here and needs no token */

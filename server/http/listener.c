@@ -17,6 +17,8 @@
 #define BACKLOG 1024
 /* Connections the library may take beyond our own limit, to be told 503: a quarter more, at most so many. */
 #define HEADROOM 256U
+#define QUIESCE_MS 300  /* for a daemon to notice a new connection, */
+#define QUIESCE_TRIES 3 /* so often */
 #define FLUSH_MS 1000   /* for answers of a stopping server to be written */
 #define UPGRADE_MS 2000 /* for relays to let go of their sockets */
 
@@ -156,13 +158,39 @@ static void on_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
         sg_exchange_completed(r, how);
 }
 
+/* h->lock is held. */
+static void quiesce(struct sg_http *h, unsigned i)
+{
+    if (h->quiet[i])
+        return;
+    h->quiet[i] = true;
+    h->quiesced[i] = MHD_quiesce_daemon(h->daemons[i]);
+    pthread_cond_broadcast(&h->idle);
+}
+
+/* Only on its own thread may a daemon be told to stop accepting: the library's loop takes the listen socket out of its epoll set when
+ * it sees the flag, the call takes it out too, and whichever comes second ends the process (seen with 0.9.75 and 1.0.1). */
+static void quiesce_if_draining(struct sg_http *h, struct MHD_Connection *mhd)
+{
+    if (!atomic_load(&h->draining))
+        return;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_DAEMON);
+    pthread_mutex_lock(&h->lock);
+    for (unsigned i = 0; info && i < h->n_daemons; i++)
+        if (h->daemons[i] == info->daemon)
+            quiesce(h, i);
+    pthread_mutex_unlock(&h->lock);
+}
+
 static void on_connection(void *cls, struct MHD_Connection *mhd, void **context,
                           enum MHD_ConnectionNotificationCode what)
 {
-    if (what == MHD_CONNECTION_NOTIFY_STARTED)
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         sg_conn_opened(cls, mhd, context);
-    else if (*context)
+        quiesce_if_draining(cls, mhd);
+    } else if (*context) {
         sg_conn_closed(*context);
+    }
 }
 
 static void on_library_log(void *cls, const char *fmt, va_list ap) SG_PRINTF(2, 0);
@@ -275,6 +303,7 @@ static struct sg_http *http_alloc(const struct sg_http_config *cfg)
     h->sweep_task.run = sweep_task;
     h->daemons = sg_xcalloc(h->cfg.daemons, sizeof(struct MHD_Daemon *));
     h->quiesced = sg_xcalloc(h->cfg.daemons, sizeof(int));
+    h->quiet = sg_xcalloc(h->cfg.daemons, sizeof(bool));
     for (unsigned i = 0; i < h->cfg.daemons; i++)
         h->quiesced[i] = -1;
     make_id_prefix(h);
@@ -358,14 +387,59 @@ void sg_http_went_down(struct sg_http *h)
 
 /* ---- draining and stopping ---- */
 
+/* ms from now on the clock that h->idle waits by. */
+static struct timespec from_now(int64_t ms)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += ms / 1000;
+    t.tv_nsec += ms % 1000 * 1000000;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_sec++;
+        t.tv_nsec -= 1000000000;
+    }
+    return t;
+}
+
+/* Gives the daemon a connection, so that it calls us on its own thread. It is refused silently at the library's limit of connections;
+ * then another attempt may help, as old ones end. */
+static void wake_to_quiesce(struct sg_http *h, unsigned i)
+{
+    const struct sockaddr none = {.sa_family = AF_UNIX};
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) < 0)
+        return;
+    (void)MHD_add_connection(h->daemons[i], pair[0], &none, sizeof none); /* closes it also when it fails */
+    struct timespec until = from_now(QUIESCE_MS);
+    int rc = 0;
+    pthread_mutex_lock(&h->lock);
+    while (!h->quiet[i] && rc == 0)
+        rc = pthread_cond_timedwait(&h->idle, &h->lock, &until);
+    pthread_mutex_unlock(&h->lock);
+    sg_close(pair[1]);
+}
+
+static bool is_quiet(struct sg_http *h, unsigned i)
+{
+    pthread_mutex_lock(&h->lock);
+    bool is = h->quiet[i];
+    pthread_mutex_unlock(&h->lock);
+    return is;
+}
+
 void sg_http_drain(struct sg_http *h)
 {
     if (h->drained)
         return;
     h->drained = true;
     atomic_store(&h->draining, true);
-    for (unsigned i = 0; i < h->n_daemons; i++)
-        h->quiesced[i] = MHD_quiesce_daemon(h->daemons[i]);
+    for (unsigned i = 0; i < h->n_daemons; i++) {
+        for (int k = 0; k < QUIESCE_TRIES && !is_quiet(h, i); k++)
+            wake_to_quiesce(h, i);
+        pthread_mutex_lock(&h->lock);
+        quiesce(h, i); /* does nothing but for a daemon that is full, whose listen socket is not in its set */
+        pthread_mutex_unlock(&h->lock);
+    }
     /* The daemons' copies stay open until they have stopped, so the socket itself has to end. */
     if (h->cfg.listen_fd >= 0)
         (void)shutdown(h->cfg.listen_fd, SHUT_RDWR);
@@ -514,6 +588,7 @@ struct sg_http *sg_http_free(struct sg_http *h)
     pthread_mutex_destroy(&h->conns_lock);
     free(h->daemons);
     free(h->quiesced);
+    free(h->quiet);
     free(h);
     return NULL;
 }

@@ -251,7 +251,8 @@ struct sg_http {
     _Atomic bool draining;
     _Atomic bool stopping;
     bool drained, stopped; /* the stopping thread's */
-    int *quiesced;         /* listen descriptors given back by the daemons */
+    int *quiesced;         /* listen descriptors given back by the daemons; */
+    bool *quiet;           /* which have: both under lock */
 
     pthread_mutex_t lock;
     pthread_cond_t idle;       /* requests went down */

@@ -149,8 +149,15 @@ void sg_route_slot_recycle(struct sg_request *r, void *app)
 
 /* ---- health, metrics, version, description ---- */
 
-void sg_route_health(struct sg_request *r, void *app SG_UNUSED)
+void sg_route_health(struct sg_request *r, void *app)
 {
+    struct sg_error err = {0};
+
+    if (*((struct sg_api *)app)->spawner_dead) {
+        sg_error_set(&err, SG_UNAVAILABLE, "the spawner process died: no local sandbox can be made until the server is restarted");
+        sg_api_fail(r, &err);
+        return;
+    }
     sg_respond_json(r, 200, json_pack("{s:s}", "status", "ok"));
 }
 
