@@ -247,6 +247,9 @@ static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
     r->suspended = false;
     bool answered = r->answered;
     r->answered = true; /* a late one is thrown away */
+    bool hung_up = r->hung_up;
+    void (*on_end)(void *arg, bool delivered) = r->on_end;
+    r->on_end = NULL;
     pthread_mutex_unlock(&r->lock);
     sg_conn_unwait(r->conn, r);
     sg_http_async_remove(h, r);
@@ -265,6 +268,8 @@ static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
     if (answered && r->answer.kind == SG_ANSWER_UPGRADE && !atomic_load(&r->upgraded))
         r->answer.taken(r->answer.taken_arg, NULL, -1, NULL, 0);
     report(r, complete);
+    if (on_end)
+        on_end(r->on_end_arg, complete && !hung_up);
     if (r->counted)
         atomic_fetch_sub(&h->requests, 1);
     sg_http_went_down(h);

@@ -370,6 +370,19 @@ void sg_req_fire(struct sg_request *r, enum sg_cancel_reason why)
     sg_cancel_unref(c);
 }
 
+void sg_req_on_end(struct sg_request *r, void (*fn)(void *arg, bool delivered), void *arg)
+{
+    pthread_mutex_lock(&r->lock);
+    bool over = !r->mhd;
+    if (!over) {
+        r->on_end = fn;
+        r->on_end_arg = arg;
+    }
+    pthread_mutex_unlock(&r->lock);
+    if (over)
+        fn(arg, false);
+}
+
 void sg_req_wake_locked(struct sg_request *r)
 {
     if (r->suspended && r->mhd) {

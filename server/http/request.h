@@ -76,6 +76,10 @@ int sg_req_authenticate(struct sg_request *r, struct sg_error *err);
  * owed then (it is thrown away). Borrowed. */
 struct sg_cancel *sg_req_cancel(struct sg_request *r);
 
+/* fn is called once, when the exchange is over: delivered says that the whole answer was handed over while the client was still there.
+ * Maybe before this returns. At most one per request, before answering; fn must not block. */
+void sg_req_on_end(struct sg_request *r, void (*fn)(void *arg, bool delivered), void *arg);
+
 /* A word or two for the completion hook (a lease id, say): copied, at most 63 bytes. Before answering. */
 void sg_req_set_note(struct sg_request *r, const char *note);
 

@@ -161,6 +161,8 @@ struct sg_request {
     struct sg_pipe *upload;
     struct sg_cancel *cancel;
     enum sg_cancel_reason cancel_reason;
+    void (*on_end)(void *arg, bool delivered); /* NULL: none, or called */
+    void *on_end_arg;
     struct sg_answer answer;
 
     struct sg_answer_header *pending_headers; /* the answering thread's, until it answers */

@@ -53,6 +53,33 @@ static void location(struct sg_request *r, const char *id)
     sg_respond_header(r, "Location", text);
 }
 
+/* A lease whose caller can only know it by the answer that is on its way. */
+struct unclaimed {
+    struct sg_service *service;
+    struct sg_entry *e;
+};
+
+static void claimed(void *arg, bool delivered)
+{
+    struct unclaimed *u = arg;
+
+    if (!delivered)
+        sg_service_abandon(u->service, u->e);
+    sg_entry_unref(u->e);
+    free(u);
+}
+
+static void watch_delivery(struct create_call *c, const struct sg_created *made)
+{
+    const struct sg_lease_terms *t = sg_entry_terms(made->entry);
+
+    if (!made->fresh || c->async || t->trajectory_id || t->idempotency_key)
+        return;
+    struct unclaimed *u = sg_xcalloc(1, sizeof *u);
+    *u = (struct unclaimed){c->api->service, sg_entry_ref(made->entry)};
+    sg_req_on_end(c->r, claimed, u);
+}
+
 static void created(void *arg, const struct sg_created *made, const struct sg_error *err)
 {
     struct create_call *c = arg;
@@ -70,6 +97,7 @@ static void created(void *arg, const struct sg_created *made, const struct sg_er
         sg_entry_lease(made->entry, &l);
         bool creating = l.state == SG_LEASE_CREATING;
         sg_lease_finish(&l);
+        watch_delivery(c, made);
         respond_lease(c->r, c->api, made->entry, creating ? 202 : made->fresh ? 201 : 200);
     }
     sg_req_unref(c->r);

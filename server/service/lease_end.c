@@ -179,6 +179,11 @@ void sg_service_delete(struct sg_service *s, struct sg_entry *e, int64_t wait_ms
     wait_for(s, e, SG_WAIT_ENDED, wait_ms, done, arg);
 }
 
+void sg_service_abandon(struct sg_service *s, struct sg_entry *e)
+{
+    sg_registry_end(s->leases, e, SG_END_DELETED, NULL);
+}
+
 /* ---- shutdown ---- */
 
 /* Ends that are still to come. Outlives the wait when one of them comes late. */

@@ -98,6 +98,9 @@ void sg_service_create(struct sg_service *s, const struct sg_create_args *a);
 /* Begins the end of a lease; done(true) when nothing of it runs any more, done(false) when that took longer than wait_ms. */
 void sg_service_delete(struct sg_service *s, struct sg_entry *e, int64_t wait_ms, void (*done)(void *arg, bool gone), void *arg);
 
+/* Ends a lease whose creation was answered to nobody. */
+void sg_service_abandon(struct sg_service *s, struct sg_entry *e);
+
 /* Waits until a lease that is being created has settled, at most wait_ms. */
 void sg_service_wait(struct sg_service *s, struct sg_entry *e, int64_t wait_ms, void (*done)(void *arg, bool settled), void *arg);
 

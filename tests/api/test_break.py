@@ -562,9 +562,35 @@ def test_hang_ups_at_any_moment(busy, soak):
     assert set(names) <= {"big", "up"}, names
     assert "up" not in names or c.get(f"/leases/{id}/files/stat?path=up").json()["size"] == 300000
     c.terminate(id)
+    for x in c.get("/leases?state=ready").json()["items"]:  # their answers had gone out
+        c.terminate(x["id"])
     s.wait_slots(4)
     report = c.get("/slots/default").json()
     assert report["ready"] == 4 and report["waiters"] == 0, report
+
+
+def test_a_create_that_nobody_hears_of_holds_no_slot(busy):
+    s, c = busy, busy.client()
+    for _ in range(40):
+        k = s.connect()
+        k.sendall(request("POST", "/leases", {"acquire_timeout": 1}))
+        k.close()
+    # An answer may have gone out just before the client's leaving was seen, but that is rare.
+    wait_until(lambda: len(c.get("/leases?state=ready,creating,releasing").json()["items"]) <= 1, 10, "the end of unheard leases")
+    for x in c.get("/leases?state=ready").json()["items"]:
+        c.terminate(x["id"])
+    s.wait_slots(4)
+
+
+def test_an_empty_file_keeps_nothing(busy):
+    s, c = busy, busy.client()
+    id = c.lease()
+    c.write(id, "empty", b"")
+    for range in (None, "bytes=0-0"):
+        r = c.read(id, "empty", headers={"Range": range} if range else {})
+        assert r.status in (200, 416) and (r.status == 416 or r.body == b""), r
+    c.terminate(id)
+    s.wait_slots(4)
 
 
 def test_leases_end_under_everything(busy, soak):
