@@ -21,6 +21,7 @@ static void refuse_stopping(struct sg_request *r)
 static void dispatch(struct sg_request *r)
 {
     r->dispatched = true;
+    atomic_fetch_add(&r->http->working, 1);
     sg_req_ref(r);
     r->match.route->handle(r, r->http->cfg.app);
     sg_req_unref(r);
@@ -272,6 +273,8 @@ static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
         on_end(r->on_end_arg, complete && !hung_up);
     if (r->counted)
         atomic_fetch_sub(&h->requests, 1);
+    if (r->dispatched)
+        atomic_fetch_sub(&h->working, 1);
     sg_http_went_down(h);
     sg_req_put(r);
 }

@@ -446,6 +446,7 @@ void sg_http_drain(struct sg_http *h)
     h->cfg.listen_fd = sg_close(h->cfg.listen_fd);
 }
 
+/* A request that has not arrived completely is nobody's work yet: its client may be gone or never send the rest. */
 static bool wait_for_requests(struct sg_http *h, int64_t ms)
 {
     struct timespec until;
@@ -459,11 +460,11 @@ static bool wait_for_requests(struct sg_http *h, int64_t ms)
     int rc = 0;
     pthread_mutex_lock(&h->lock);
     atomic_fetch_add(&h->waiters, 1);
-    while (atomic_load(&h->requests) > 0 && rc == 0)
+    while (atomic_load(&h->working) > 0 && rc == 0)
         rc = pthread_cond_timedwait(&h->idle, &h->lock, &until);
     atomic_fetch_sub(&h->waiters, 1);
     pthread_mutex_unlock(&h->lock);
-    return atomic_load(&h->requests) == 0;
+    return atomic_load(&h->working) == 0;
 }
 
 /* References to all requests that may be suspended, upgraded ones included. */

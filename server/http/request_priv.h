@@ -248,7 +248,8 @@ struct sg_http {
     uint16_t port;
     char id_prefix[24];
     _Atomic uint32_t id_count;
-    _Atomic unsigned requests;
+    _Atomic unsigned requests; /* whose head is here; */
+    _Atomic unsigned working;  /* and those of them that reached their handler */
     _Atomic unsigned connections;
     _Atomic bool draining;
     _Atomic bool stopping;

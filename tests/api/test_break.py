@@ -688,6 +688,25 @@ def test_signals_at_any_moment_of_the_start(soak):
             s.clean()
 
 
+def test_a_half_sent_request_does_not_hold_the_stop():
+    with Server({"server": {"drain_timeout": "20s"}, "local_bwrap": {"size": 1}}) as s:
+        s.wait_slots(1)
+        open_ = []
+        for _ in range(5):
+            k = s.connect()
+            k.sendall(request("POST", "/leases", {"acquire_timeout": 1})[:-3])
+            open_.append(k)
+            gone = s.connect()
+            gone.sendall(request("POST", "/leases", {"acquire_timeout": 1})[:-3])
+            gone.close()
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert s.stop() == 0
+        assert time.monotonic() - began < 3 * SLOW
+        for k in open_:
+            k.close()
+
+
 def test_a_second_sigterm_and_a_broken_reload():
     with Server({"server": {"drain_timeout": "20s"}, "local_bwrap": {"size": 2}}) as s:
         c = s.client()
