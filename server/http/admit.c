@@ -60,6 +60,42 @@ static int take_head(struct sg_request *r, struct MHD_Connection *mhd, const cha
     return 0;
 }
 
+#define TRAILERS_MAX 64U
+
+struct take_trailers {
+    struct sg_request *r;
+    struct sg_header list[TRAILERS_MAX];
+    size_t n;
+};
+
+/* The head of the request has been acted on already: what is malformed here is left out. */
+static enum MHD_Result take_trailer(void *arg, enum MHD_ValueKind kind, const char *name, size_t name_len,
+                                    const char *value, size_t value_len)
+{
+    struct take_trailers *t = arg;
+    (void)kind;
+    bool sound = value && strlen(name) == name_len && strlen(value) == value_len && sg_token_ok(name, name_len) &&
+                 sg_header_value_ok(value);
+    if (t->n == TRAILERS_MAX)
+        return MHD_NO;
+    if (sound)
+        t->list[t->n++] = (struct sg_header){sg_req_copy(t->r, name, name_len), sg_req_copy(t->r, value, value_len)};
+    return MHD_YES;
+}
+
+void sg_admit_trailers(struct sg_request *r, struct MHD_Connection *mhd)
+{
+    struct take_trailers t = {.r = r};
+    if (!r->framing.chunked)
+        return;
+    MHD_get_connection_values_n(mhd, MHD_FOOTER_KIND, take_trailer, &t);
+    if (t.n == 0)
+        return;
+    r->body_trailers = sg_req_alloc(r, t.n * sizeof *t.list);
+    memcpy(r->body_trailers, t.list, t.n * sizeof *t.list);
+    r->n_body_trailers = t.n;
+}
+
 /* ---- identity of the request ---- */
 
 static bool id_ok(const char *s)

@@ -164,13 +164,15 @@ static enum MHD_Result on_body(struct sg_request *r, const char *data, size_t *s
 
 /* ---- all here ---- */
 
-static void end_of_body(struct sg_request *r)
+static void end_of_body(struct sg_request *r, struct MHD_Connection *mhd)
 {
     r->state = SG_REQ_FULL;
     r->body_ended = true;
     sg_conn_deadline(r->conn, 0);
-    if (r->match.route && r->match.route->body == SG_BODY_STREAM)
+    if (r->match.route && r->match.route->body == SG_BODY_STREAM) {
+        sg_admit_trailers(r, mhd);
         sg_upload_end(r);
+    }
     if (r->match.route && r->match.route->body == SG_BODY_JSON && r->body.len == 0 && !sg_req_answered(r)) {
         struct sg_error err = {0};
         sg_error_set(&err, SG_INVALID_REQUEST, "a JSON body is required");
@@ -181,7 +183,7 @@ static void end_of_body(struct sg_request *r)
 static enum MHD_Result on_full(struct sg_request *r, struct MHD_Connection *mhd)
 {
     if (!r->body_ended)
-        end_of_body(r);
+        end_of_body(r, mhd);
     if (!r->dispatched && !sg_req_answered(r))
         dispatch(r);
     while (!sg_req_answered(r)) {

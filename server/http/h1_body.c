@@ -96,6 +96,13 @@ static int size_line_byte(struct sg_h1_body *b, unsigned char c, struct sg_error
     return 0;
 }
 
+/* The buffer has room for every byte that is counted. */
+static void keep_trailer(struct sg_h1_body *b, unsigned char c)
+{
+    if (b->trailers != NULL && b->state != SG_H1_END_LF)
+        b->trailers[b->trailers_len++] = c == '\r' ? '\n' : (char)c;
+}
+
 static int trailer_byte(struct sg_h1_body *b, unsigned char c, struct sg_error *err)
 {
     if (++b->line > SG_H1_TRAILER_MAX)
@@ -110,6 +117,7 @@ static int trailer_byte(struct sg_h1_body *b, unsigned char c, struct sg_error *
         return bad(err, "bad trailer");
     else if (b->state == SG_H1_LINE_START)
         b->state = SG_H1_TRAILER_NAME;
+    keep_trailer(b, c);
     return 0;
 }
 

@@ -1,7 +1,8 @@
 /* Where the bytes of a response body are between the framing of HTTP/1.x.
  *
  * The reader hands in what it has, gets told how much of it is framing, moves at most `payload` bytes
- * wherever it likes (straight from the socket, if it wants to) and says so. Trailers are checked and dropped.
+ * wherever it likes (straight from the socket, if it wants to) and says so. Trailers are checked, and kept for who
+ * wants them.
  * No I/O, no allocation.
  */
 #ifndef SG_H1_BODY_H
@@ -42,6 +43,8 @@ struct sg_h1_body {
         payload; /* bytes of payload that come next, without framing in between; UINT64_MAX: until close */
     size_t line; /* bytes of the current size line, or of all trailers */
     unsigned digits;
+    char *trailers; /* caller's, after init: room for SG_H1_TRAILER_MAX bytes; NULL: they are dropped */
+    size_t trailers_len; /* of the lines kept there, each "Name:value" and a LF */
 };
 
 void sg_h1_body_init(struct sg_h1_body *b, enum sg_h1_framing framing, uint64_t length);

@@ -12,7 +12,7 @@
 struct proxy_call {
     struct sg_request *r;
     char *prefix; /* public path of the service; on the host form its origin */
-    bool own_origin;
+    struct sg_proxy_side side;
     uint16_t port;
     bool answered;
     void (*over)(void *arg, bool answered);
@@ -31,7 +31,7 @@ static void pass_field(struct proxy_call *c, const char *name, const char *value
 {
     sg_cleanup(sg_free_p) char *copy = NULL;
     if (strcasecmp(name, "Location") == 0)
-        copy = c->own_origin ? sg_proxy_own_location(value, c->prefix, c->port)
+        copy = c->side.own_origin ? sg_proxy_own_location(value, c->prefix, c->port)
                              : sg_proxy_location(value, c->prefix, c->port);
     if (strcasecmp(name, "Set-Cookie") == 0) {
         copy = sg_origin_set_cookie(value);
@@ -48,9 +48,9 @@ static void pass_field(struct proxy_call *c, const char *name, const char *value
 static void pass_fields(struct proxy_call *c, const struct sg_h1_head *head)
 {
     for (size_t i = 0; i < head->n_fields; i++)
-        if (sg_proxy_field_passes(head, i, c->own_origin))
+        if (sg_proxy_field_passes(head, i, &c->side))
             pass_field(c, head->fields[i].name, head->fields[i].value);
-    if (head->status == 101 || c->own_origin)
+    if (head->status == 101 || c->side.own_origin)
         return;
     /* Each policy holds beside the others, so a further one can only narrow what the service allows. */
     (void)sg_respond_header(c->r, "Content-Security-Policy", "sandbox");
@@ -117,6 +117,30 @@ static void answered(void *arg, const struct sg_upstream_answer *a)
     }
 }
 
+/* One line of the answer's trailers, "Name:value". */
+static void pass_trailer(struct proxy_call *c, char *line)
+{
+    char *value = strchr(line, ':');
+    if (value == NULL)
+        return;
+    *value++ = '\0';
+    value += strspn(value, " \t");
+    for (size_t n = strlen(value); n > 0 && strchr(" \t", value[n - 1]) != NULL; n--)
+        value[n - 1] = '\0';
+    for (char *tab = strchr(value, '\t'); tab != NULL; tab = strchr(tab, '\t'))
+        *tab = ' ';
+    if (sg_proxy_trailer_passes(line))
+        sg_respond_trailer(c->r, line, value);
+}
+
+static void trailers(void *arg, const char *lines, size_t len)
+{
+    sg_cleanup(sg_free_p) char *copy = sg_xstrndup(lines, len);
+    char *rest = NULL;
+    for (char *line = strtok_r(copy, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest))
+        pass_trailer(arg, line);
+}
+
 static void failed(void *arg, const struct sg_error *err)
 {
     sg_proxy_refuse(((struct proxy_call *)arg)->r, err);
@@ -161,6 +185,21 @@ static void find_credentials(const struct sg_request *r, struct sg_auth *auth, s
         (let_in && key == NULL) || valid_token(auth, bearer(sg_req_header(r, "Authorization")));
 }
 
+/* What the client said behind its chunked body. */
+static char *body_trailers(void *arg)
+{
+    struct sg_buf out;
+    size_t n;
+    const struct sg_header *list = sg_req_trailers(((struct proxy_call *)arg)->r, &n);
+    sg_buf_init(&out, SG_PROXY_HEAD_MAX);
+    for (size_t i = 0; i < n; i++)
+        if (sg_proxy_trailer_passes(list[i].name))
+            (void)sg_buf_addf(&out, "%s: %s\r\n", list[i].name, list[i].value);
+    char *lines = out.len > 0 ? sg_buf_steal(&out, NULL) : NULL;
+    sg_buf_finish(&out);
+    return lines;
+}
+
 /* The path part of "https://host/path", or "". */
 static const char *url_path(const char *url)
 {
@@ -195,11 +234,12 @@ static int write_head(const struct proxy_call *c, const struct sg_proxy_args *ar
         .request_id = sg_req_id(r),
         .peer = sg_req_peer(r),
         .proto = proto_of(args->public_url),
-        .prefix = c->own_origin ? "" : c->prefix,
-        .own_origin = c->own_origin,
+        .prefix = c->side.own_origin ? "" : c->prefix,
+        .own_origin = c->side.own_origin,
     };
     q.headers = sg_req_headers(r, &q.n_headers);
     q.upgrade = upgrade;
+    q.trailers = c->side.trailers;
     find_credentials(r, args->auth, &q);
     return sg_proxy_request_head(&q, head, err);
 }
@@ -209,10 +249,10 @@ static int start(struct proxy_call *c, const struct sg_proxy_args *args, struct 
     struct sg_request *r = c->r;
     const char *target = args->rest != NULL ? args->rest : sg_req_raw_target(r);
     size_t prefix_len = 0;
-    if (!c->own_origin && sg_proxy_split(target, &prefix_len, err) < 0)
+    if (!c->side.own_origin && sg_proxy_split(target, &prefix_len, err) < 0)
         return -1;
     const char *host = sg_req_header(r, "Host");
-    c->prefix = c->own_origin ? sg_xasprintf("%s://%s", proto_of(args->public_url), host != NULL ? host : "")
+    c->prefix = c->side.own_origin ? sg_xasprintf("%s://%s", proto_of(args->public_url), host != NULL ? host : "")
                               : sg_xasprintf("%s%.*s", url_path(args->public_url), (int)prefix_len, target);
     struct sg_buf head;
     sg_buf_init(&head, SG_PROXY_HEAD_MAX);
@@ -228,10 +268,12 @@ static int start(struct proxy_call *c, const struct sg_proxy_args *args, struct 
             .body_length = length,
             .is_head = sg_req_is_head(r),
             .replayable = sg_streq(method, "GET") || sg_streq(method, "HEAD"),
+            .trailers = body_trailers,
             .upgrade = upgrade != NULL,
             .cancel = sg_req_cancel(r),
         };
-        struct sg_upstream_sink sink = {answered, failed, ended, c};
+        struct sg_upstream_sink sink = {
+            .answered = answered, .failed = failed, .trailers = c->side.trailers ? trailers : NULL, .ended = ended, .arg = c};
         rc = sg_upstream_start(args->upstreams, &args->target, &q, &sink, err);
     }
     sg_buf_finish(&head);
@@ -244,7 +286,10 @@ void sg_proxy(struct sg_request *r, const struct sg_proxy_args *args)
     struct sg_error err = {0};
     c->r = sg_req_ref(r);
     c->port = args->target.port;
-    c->own_origin = args->own_origin;
+    c->side.own_origin = args->own_origin;
+    size_t n;
+    const struct sg_header *headers = sg_req_headers(r, &n);
+    c->side.trailers = sg_streq(sg_req_version(r), "1.1") && sg_proxy_takes_trailers(headers, n);
     c->over = args->over;
     c->over_arg = args->over_arg;
     if (start(c, args, &err) < 0) {

@@ -6,8 +6,9 @@
  * Authorization arrives. Redirects are passed on; a Location that points at the service itself gets the
  * public prefix. On the path form a sandbox shares the API's origin, so cookies and other origin-wide headers are cut and
  * documents are sandboxed. On the host form it has one of its own: its cookies pass, for its own host only, and our own
- * never reaches it; a page of its own shows as Origin what Host says. Trailers are dropped. When a client asks for another protocol (WebSocket and others, but
- * not HTTP/2) and the service agrees with 101, bytes go both ways from then on, unlooked at.
+ * never reaches it; a page of its own shows as Origin what Host says. Trailers pass to the service, and to clients that take
+ * them. When a client asks for another protocol (WebSocket and others, but not HTTP/2) and the service agrees with
+ * 101, bytes go both ways from then on, unlooked at.
  * Answers made here rather than by the service carry Sandgate-Error: CODE.
  */
 #ifndef SG_PROXY_H

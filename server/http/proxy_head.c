@@ -46,6 +46,12 @@ static bool forwarding(const char *name)
     return strncasecmp(name, "X-Forwarded-", 12) == 0 || listed(name, names);
 }
 
+/* As hop_by_hop(), but where both sides take trailers their names may be announced. */
+static bool next_hop_only(const char *name, bool trailers)
+{
+    return hop_by_hop(name) && !(trailers && strcasecmp(name, "Trailer") == 0);
+}
+
 static bool ours(const char *name)
 {
     return strncasecmp(name, "Sandgate-", 9) == 0;
@@ -76,7 +82,7 @@ static bool request_field_passes(const struct sg_proxy_request *q, const char *n
 {
     /* Expect has been answered by us; the two ids are written anew. */
     static const char *const replaced[] = {"Host", "Expect", "X-Request-Id", NULL};
-    if (hop_by_hop(name) || forwarding(name) || ours(name) || listed(name, replaced))
+    if (next_hop_only(name, q->content_length < 0) || forwarding(name) || ours(name) || listed(name, replaced))
         return false;
     if (q->drop_authorization && strcasecmp(name, "Authorization") == 0)
         return false;
@@ -163,6 +169,8 @@ int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, 
                           (unsigned)q->port);
     for (size_t i = 0; i < q->n_headers && bad == 0; i++)
         bad = pass_field(q, out, &q->headers[i]);
+    if (q->trailers && q->upgrade == NULL && bad == 0)
+        bad = add_field(out, "Connection", "TE") | add_field(out, "TE", "trailers");
     if (q->upgrade != NULL && bad == 0)
         bad = add_field(out, "Connection", "Upgrade") | add_field(out, "Upgrade", q->upgrade);
     if (bad != 0 || add_ours(q, out) != 0 || add_framing(q, out) != 0 || sg_buf_add(out, "\r\n", 2) != 0)
@@ -214,7 +222,7 @@ char *sg_proxy_upgrade(const struct sg_header *headers, size_t n)
 
 /* ---- response ---- */
 
-bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i, bool own_origin)
+bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i, const struct sg_proxy_side *to)
 {
     /* What would act on the origin of the API, which is not the service's. */
     static const char *const origin_wide[] = {"Set-Cookie", "Service-Worker-Allowed", NULL};
@@ -222,13 +230,33 @@ bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i, bool own_ori
     static const char *const never[] = {"Set-Cookie2",  "Clear-Site-Data", "Alt-Svc", "Strict-Transport-Security",
                                         "X-Request-Id", NULL};
     const char *name = head->fields[i].name;
-    if (hop_by_hop(name) || ours(name) || listed(name, never) || (!own_origin && listed(name, origin_wide)))
+    if (next_hop_only(name, to->trailers) || ours(name) || listed(name, never) ||
+        (!to->own_origin && listed(name, origin_wide)))
         return false;
     for (size_t k = 0; k < head->n_fields; k++)
         if (strcasecmp(head->fields[k].name, "Connection") == 0 &&
             sg_h1_list_has(head->fields[k].value, name))
             return false;
     return true;
+}
+
+bool sg_proxy_takes_trailers(const struct sg_header *headers, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcasecmp(headers[i].name, "TE") == 0 && sg_h1_list_has(headers[i].value, "trailers"))
+            return true;
+    return false;
+}
+
+bool sg_proxy_trailer_passes(const char *name)
+{
+    static const char *const never[] = {
+        "Host",          "Authorization", "X-API-Key",   "Cookie",        "Set-Cookie", "Set-Cookie2",   "Content-Type",
+        "Content-Range", "Expect",        "Range",       "Cache-Control", "Location",   "Content-Encoding", "WWW-Authenticate",
+        "Age",           "Date",          "Expires",     "Retry-After",   "Vary",       "Max-Forwards",  "X-Request-Id",
+        "Pragma",        "Origin",        "Referer",     NULL};
+    bool conditional = strncasecmp(name, "If-", 3) == 0;
+    return !hop_by_hop(name) && !forwarding(name) && !ours(name) && !conditional && !listed(name, never);
 }
 
 /* The path of an absolute URL of the service itself ("" when there is none), or NULL. */

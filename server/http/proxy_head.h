@@ -22,6 +22,7 @@ struct sg_proxy_request {
     bool own_origin;         /* host form: cookies are the service's, and so is the origin */
     bool drop_authorization; /* it is a credential of ours */
     bool drop_api_key;       /* likewise */
+    bool trailers;           /* the client takes trailers */
     const char *upgrade;     /* the protocols that are asked for, NULL: none */
 };
 
@@ -37,8 +38,19 @@ int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, 
  * is left out: over a tunnel it would be requests that nobody looks at. */
 char *sg_proxy_upgrade(const struct sg_header *headers, size_t n);
 
-/* May field i of the service's answer pass to the client? own_origin: host form. */
-bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i, bool own_origin);
+/* What is known of the client's side. */
+struct sg_proxy_side {
+    bool own_origin; /* host form */
+    bool trailers;   /* it takes trailers */
+};
+/* May field i of the service's answer pass to the client? */
+bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i, const struct sg_proxy_side *to);
+
+/* Does the client take trailers (TE)? */
+bool sg_proxy_takes_trailers(const struct sg_header *headers, size_t n);
+/* May a trailer of that name pass? Only what says something about the body: nothing that frames or routes the message, proves who
+ * somebody is, or that a recipient must know before the body (RFC 9110, 6.5.1). */
+bool sg_proxy_trailer_passes(const char *name);
 
 /* The public form of a Location that points at the service itself, for a service on `port` whose public path
  * is prefix; caller frees. NULL: it points elsewhere or is relative, and stays as it is. */

@@ -47,6 +47,7 @@ static void req_free(struct sg_request *r)
     sg_buf_finish(&r->body);
     sg_answer_finish(&r->answer);
     sg_answer_free_headers(r->pending_headers);
+    sg_answer_free_headers(r->trailers);
     sg_pipe_unref(r->upload);
     sg_cancel_unref(r->cancel);
     sg_principal_unref(r->principal);
@@ -238,6 +239,12 @@ const char *sg_req_body(const struct sg_request *r, size_t *ret_len)
 int64_t sg_req_content_length(const struct sg_request *r)
 {
     return r->framing.chunked ? -1 : (int64_t)r->framing.length;
+}
+
+const struct sg_header *sg_req_trailers(const struct sg_request *r, size_t *ret_n)
+{
+    *ret_n = r->n_body_trailers;
+    return r->body_trailers;
 }
 
 const struct sg_principal *sg_req_principal(const struct sg_request *r)

@@ -66,6 +66,9 @@ int64_t sg_req_content_length(const struct sg_request *r);
  * away or breaks the rules. Stop it (sg_pipe_stop) to drop the rest. */
 struct sg_pipe *sg_req_body_pipe(struct sg_request *r);
 
+/* The trailers of a chunked body, once its pipe has ended; none before that. Borrowed, in order, duplicates included. */
+const struct sg_header *sg_req_trailers(const struct sg_request *r, size_t *ret_n);
+
 /* Who calls; NULL on SG_AUTH_NONE routes until sg_req_authenticate(). */
 const struct sg_principal *sg_req_principal(const struct sg_request *r);
 /* Does on request what SG_AUTH_TENANT does before the handler. In the handler only. */

@@ -124,6 +124,8 @@ struct sg_request {
     struct sg_header *headers;
     size_t n_headers;
     struct sg_framing framing;
+    struct sg_header *body_trailers; /* written before the upload's pipe ends */
+    size_t n_body_trailers;
     struct sg_route_match match;
     const char *params[SG_ROUTE_PARAMS_MAX];
     struct sg_pair query[SG_ROUTE_QUERY_MAX];
@@ -164,6 +166,9 @@ struct sg_request {
     void (*on_end)(void *arg, bool delivered); /* NULL: none, or called */
     void *on_end_arg;
     struct sg_answer answer;
+
+    struct sg_answer_header *trailers; /* under lock: of the answer */
+    struct MHD_Response *response;     /* daemon thread: a chunked one whose reader runs; not a reference */
 
     struct sg_answer_header *pending_headers; /* the answering thread's, until it answers */
 
@@ -209,6 +214,7 @@ void sg_exchange_completed(struct sg_request *r, enum MHD_RequestTerminationCode
 int sg_admit(struct sg_request *r, struct MHD_Connection *mhd, const char *method, const char *version,
              char *allow, size_t allow_size, struct sg_error *err);
 int sg_admit_authenticate(struct sg_request *r, struct sg_error *err);
+void sg_admit_trailers(struct sg_request *r, struct MHD_Connection *mhd);
 uint64_t sg_admit_max_body(const struct sg_request *r); /* bytes; r has a route */
 
 /* respond.c, daemon thread. */

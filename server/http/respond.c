@@ -81,7 +81,7 @@ static void add_header(struct sg_answer_header **list, const char *name, const c
 static bool framing_header(const char *name)
 {
     static const char *const ours[] = {"Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive",
-                                       "X-Request-Id",   "Trailer",           "Upgrade"};
+                                       "X-Request-Id",   "Upgrade"};
     for (size_t i = 0; i < SG_COUNT_OF(ours); i++)
         if (strcasecmp(name, ours[i]) == 0)
             return true;
@@ -94,6 +94,15 @@ bool sg_respond_header(struct sg_request *r, const char *name, const char *value
         return false;
     add_header(&r->pending_headers, name, value);
     return true;
+}
+
+void sg_respond_trailer(struct sg_request *r, const char *name, const char *value)
+{
+    if (!sg_token_ok(name, strlen(name)) || !*value || !sg_header_value_ok(value) || framing_header(name))
+        return;
+    pthread_mutex_lock(&r->lock);
+    add_header(&r->trailers, name, value);
+    pthread_mutex_unlock(&r->lock);
 }
 
 static void add_type(struct sg_request *r, const char *name, const char *type)

@@ -37,6 +37,10 @@ void sg_respond_cut(struct sg_request *r);
 void sg_respond_pipe(struct sg_request *r, int status, const char *content_type, struct sg_pipe *p,
                      int64_t content_length);
 
+/* A trailer for the answer out of a pipe, before that ends; copied. It goes out if the answer is chunked; what could break the framing
+ * is left out. Any thread. */
+void sg_respond_trailer(struct sg_request *r, const char *name, const char *value);
+
 /* 101: the connection becomes a raw byte stream. `taken` runs once on the daemon thread with the connected,
  * non-blocking socket and the bytes that were already read (valid during the call). The socket is the layer's: never
  * close() it, end with sg_upgrade_close() exactly once, from any thread, after the last use of fd and never

@@ -44,6 +44,19 @@ static ssize_t cut(struct sg_request *r)
     return MHD_CONTENT_READER_END_WITH_ERROR;
 }
 
+/* The library writes them behind the last chunk. Adding them takes no lock of its own. */
+static ssize_t end_of_stream(struct sg_request *r)
+{
+    pthread_mutex_lock(&r->lock);
+    struct sg_answer_header *trailers = r->trailers;
+    r->trailers = NULL;
+    pthread_mutex_unlock(&r->lock);
+    for (struct sg_answer_header *t = trailers; t && r->response; t = t->next)
+        MHD_add_response_footer(r->response, t->name, t->value);
+    sg_answer_free_headers(trailers);
+    return MHD_CONTENT_READER_END_OF_STREAM;
+}
+
 /* Runs with the library's lock on the response held: bytes are copied, nothing else. */
 static ssize_t read_pipe(void *arg, uint64_t pos, char *buf, size_t max)
 {
@@ -60,7 +73,7 @@ static ssize_t read_pipe(void *arg, uint64_t pos, char *buf, size_t max)
             return n;
         }
         if (n == 0 && (r->answer.content_length < 0 || r->bytes_out == (uint64_t)r->answer.content_length))
-            return MHD_CONTENT_READER_END_OF_STREAM;
+            return end_of_stream(r);
         if (n != -EAGAIN)
             return cut(r);
         int s = sg_req_suspend(r);
@@ -84,6 +97,7 @@ struct MHD_Response *sg_stream_response(struct sg_request *r)
         sg_req_put(r);
         return NULL;
     }
+    r->response = r->answer.content_length < 0 ? resp : NULL;
     struct sg_waker w = {.wake = pipe_wake, .ref = waker_ref, .unref = waker_unref, .arg = r};
     sg_pipe_set_reader(r->answer.pipe, &w);
     return resp;

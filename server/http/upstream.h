@@ -75,6 +75,8 @@ struct sg_upstream_sink {
     /* SG_ENDPOINT_NOT_LISTENING, SG_ENDPOINT_FAILED, SG_ENDPOINT_TIMEOUT, SG_LEASE_GONE, SG_CANCELLED,
      * SG_SHUTTING_DOWN or what dial said. */
     void (*failed)(void *arg, const struct sg_error *err);
+    /* The answer's trailers, each "Name:value" and a LF: after answered, before the pipe ends. NULL: they are dropped. */
+    void (*trailers)(void *arg, const char *lines, size_t len);
     /* Nothing moves any more: the answer is whole in its pipe, or cut off. Last callback. */
     void (*ended)(void *arg);
     void *arg;
@@ -87,6 +89,9 @@ struct sg_upstream_request {
     int64_t body_length;  /* what the head's Content-Length says; -1: the head says chunked, frame the body */
     bool is_head;         /* HEAD: no body follows the answer */
     bool replayable;      /* sending it twice does no harm (GET or HEAD without a body) */
+    /* Once, at the end of a chunked body: its trailers as lines with CR LF, malloc'ed, or NULL. With the sink's arg, on the
+     * reactor. May be NULL itself. */
+    char *(*trailers)(void *arg);
     bool upgrade;         /* the head asks for another protocol, so 101 is an answer */
     struct sg_cancel *cancel; /* may be NULL; a reference is taken */
 };

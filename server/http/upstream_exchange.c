@@ -29,6 +29,7 @@ void sg_up_exchange_unref(void *arg)
     free(x->head);
     free(x->out);
     free(x->in);
+    free(x->decoder.trailers);
     sg_up_tunnel_free(x->tunnel);
     sg_pipe_unref(x->body);
     sg_pipe_unref(x->pipe);
@@ -265,6 +266,7 @@ struct sg_up_exchange *sg_up_exchange_new(struct sg_upstreams *u, const struct s
     x->is_head = q->is_head;
     x->replayable = q->replayable && q->body == NULL;
     x->upgrade = q->upgrade;
+    x->body_trailers = q->trailers;
     x->progress.upgrade = q->upgrade;
     x->dial_fd = -1;
     x->keep_alive_s = -1;

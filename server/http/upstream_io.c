@@ -101,6 +101,15 @@ static void send_plain_body(struct sg_up_exchange *x)
     x->send_blocked = true; /* not full, but EPOLLOUT brings us back */
 }
 
+static void end_pieces(struct sg_up_exchange *x)
+{
+    sg_cleanup(sg_free_p) char *trailers = x->body_trailers != NULL ? x->body_trailers(x->sink.arg) : NULL;
+    bool fits = trailers != NULL && strlen(trailers) < OUT_BYTES - OUT_FRAME;
+    x->out_off = 0;
+    x->out_len = (size_t)snprintf(x->out, OUT_FRAME + OUT_BYTES, "0\r\n%s\r\n", fits ? trailers : "");
+    x->last_piece = true;
+}
+
 /* Takes the next piece of the body and frames it as a chunk. False: nothing now, or the exchange ended. */
 static bool next_piece(struct sg_up_exchange *x)
 {
@@ -112,10 +121,7 @@ static bool next_piece(struct sg_up_exchange *x)
     if (n < 0)
         return false;
     if (n == 0) {
-        memcpy(x->out, "0\r\n\r\n", 5);
-        x->out_off = 0;
-        x->out_len = 5;
-        x->last_piece = true;
+        end_pieces(x);
         return true;
     }
     char line[OUT_FRAME + 8];
@@ -185,6 +191,14 @@ static void end_stream(struct sg_up_exchange *x, bool reuse)
     x->sink.ended(x->sink.arg);
 }
 
+static void end_answer(struct sg_up_exchange *x)
+{
+    if (x->decoder.trailers_len > 0)
+        x->sink.trailers(x->sink.arg, x->decoder.trailers, x->decoder.trailers_len);
+    sg_pipe_close(x->pipe);
+    end_stream(x, reusable(x));
+}
+
 /* The body has begun but is not all here: the rest comes through a pipe. */
 static void answer_pipe(struct sg_up_exchange *x, struct sg_upstream_answer *a, const char *begun,
                         size_t begun_len)
@@ -218,6 +232,8 @@ static void answer(struct sg_up_exchange *x, const struct sg_h1_head *head, size
     size_t payload = 0;
     char *body = x->in + head_len;
     sg_h1_body_init(&x->decoder, head->framing, head->length);
+    if (head->framing == SG_H1_CHUNKED && x->sink.trailers != NULL)
+        x->decoder.trailers = malloc(SG_H1_TRAILER_MAX); /* without memory they are dropped */
     ssize_t used = sg_h1_body_decode(&x->decoder, body, x->in_len - head_len, &payload, &err);
     if (used < 0) {
         fail_answer(x, &err);
@@ -228,8 +244,11 @@ static void answer(struct sg_up_exchange *x, const struct sg_h1_head *head, size
     x->keep_alive_s = head->keep_alive_s;
     x->answered = true;
     struct sg_upstream_answer a = {.head = head, .length = -1};
-    if (!sg_h1_body_done(&x->decoder)) {
+    bool done = sg_h1_body_done(&x->decoder);
+    if (!done || x->decoder.trailers_len > 0) {
         answer_pipe(x, &a, body, payload);
+        if (done)
+            end_answer(x);
         return;
     }
     a.whole = body;
@@ -365,8 +384,7 @@ static void read_body(struct sg_up_exchange *x)
             break;
         moved += before;
         if (sg_h1_body_done(&x->decoder)) {
-            sg_pipe_close(x->pipe);
-            end_stream(x, reusable(x));
+            end_answer(x);
             return;
         }
         if (!x->read_ready)

@@ -91,6 +91,7 @@ struct sg_up_exchange {
     char *out; /* the framed piece of a chunked body being sent */
     size_t out_off, out_len;
     bool last_piece;   /* out holds the end of it */
+    char *(*body_trailers)(void *arg);
     bool body_watched; /* our waker is set */
     bool sent;         /* all of it is on the wire */
     bool send_broken;  /* the server takes no more */

@@ -88,9 +88,9 @@ def test_headers_to_the_service(rig):
     assert values(fields, "X-Forwarded-Proto") == ["http"]
     assert values(fields, "X-Forwarded-Host") == ["public.example"]
     assert values(fields, "X-Forwarded-Prefix") == [f"/leases/l1/proxy/{up.port}"]
-    assert values(fields, "X-Request-Id") == ["my-id"]
+    assert values(fields, "X-Request-Id") == ["my-id"] and values(fields, "TE") == ["trailers"] and values(fields, "Connection") == ["TE"]
     assert sorted(k.lower() for k, _ in fields) == sorted([
-        "host", "x-app", "x-app", "cookie", "x-empty", "accept", "traceparent", "x-request-id", "x-forwarded-for", "x-forwarded-proto",
+        "host", "x-app", "x-app", "cookie", "x-empty", "accept", "traceparent", "te", "connection", "x-request-id", "x-forwarded-for", "x-forwarded-proto",
         "x-forwarded-host", "x-forwarded-prefix"])
 
 
@@ -215,6 +215,69 @@ def test_compressed_bodies_stay_as_they_are(rig):
                     status, fields, body = response(c)
                     assert status == 200 and values(fields, "Content-Encoding") == ["gzip"] and body == data
             assert up.connections == 1
+
+
+def trailers(c):
+    """The fields behind the last chunk, which has been read."""
+    fields = []
+    while (line := c.file.readline()) not in (b"\r\n", b""):
+        name, _, value = line.rstrip(b"\r\n").partition(b":")
+        fields.append((name.decode(), value.strip().decode()))
+    assert line == b"\r\n"
+    return fields
+
+
+def chunked(c):
+    """A chunked body and its trailers."""
+    data = b""
+    while size := int(c.file.readline().split(b";")[0], 16):
+        data += c.exact(size)
+        c.exact(2)
+    return data, trailers(c)
+
+
+@pytest.mark.parametrize("gap", [0, 0.2])
+def test_trailers_of_the_answer(rig, gap):
+    """To clients that take them; what must be known before the body, or proves who somebody is, is left out."""
+    def serve(conn):
+        while True:
+            _, fields = conn.head()
+            te.append(values(fields, "TE"))
+            conn.send(b"HTTP/1.1 200 OK\r\nTrailer: Grpc-Status, X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+            time.sleep(gap)
+            conn.send(b"0\r\nGrpc-Status: 0\r\nX-Sum:\t a b \t\r\nX-Sum: 2\r\nSet-Cookie: a=b\r\nContent-Length: 7\r\nSandgate-Error: x\r\nX-Empty:\r\n\r\n")
+
+    te = []
+    with Upstream(serve) as up, rig.client() as c:
+        for wanted, version in ((True, 1), (False, 1), (True, 1), (True, 0)):
+            c.send(f"GET /leases/l1/proxy/{up.port}/ HTTP/1.{version}\r\nHost: h\r\n{'TE: gzip;q=1, trailers' if wanted else 'X: y'}\r\n\r\n".encode())
+            _, fields = c.head()
+            if version == 0:
+                assert c.file.read() == b"hello" and values(fields, "Trailer") == []
+            elif wanted:
+                assert chunked(c) == (b"hello", [("Grpc-Status", "0"), ("X-Sum", "a b"), ("X-Sum", "2")]) and values(fields, "Trailer") == ["Grpc-Status, X-Sum"]
+            else:
+                assert c.body(fields) == b"hello" and values(fields, "Trailer") == []
+        assert up.connections == 1
+    assert te == [["trailers"], [], ["trailers"], []]
+
+
+def test_trailers_of_a_request(rig):
+    got = []
+
+    def serve(conn):
+        while True:
+            _, fields = conn.head()
+            got.append((values(fields, "Trailer"), *chunked(conn)))
+            conn.send(reply(b"ok"))
+
+    sent = b"5\r\nhello\r\n0\r\nX-Sum: 1\r\nX-Sum: 2\r\nAuthorization: Bearer x\r\nX-Forwarded-For: 6.6.6.6\r\nHost: evil\r\nTransfer-Encoding: chunked\r\nX-Y: z\r\n\r\n"
+    with Upstream(serve) as up, rig.client() as c:
+        for trailer in (sent, b"2\r\nhi\r\n0\r\n\r\n"):
+            c.send(f"POST /leases/l1/proxy/{up.port}/ HTTP/1.1\r\nHost: h\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + trailer)
+            assert response(c)[::2] == (200, b"ok")
+        assert up.connections == 1
+    assert got == [(["X-Sum"], b"hello", [("X-Sum", "1"), ("X-Sum", "2"), ("X-Y", "z")]), (["X-Sum"], b"hi", [])]
 
 
 def test_head_and_304_have_no_body(rig):

@@ -19,7 +19,7 @@ struct outcome {
 /* Hands the bytes over in pieces of `step` and reads the head as soon as it is there. */
 static size_t read_head(struct outcome *o, char *buf, size_t size, size_t step, bool head_request)
 {
-    struct sg_h1_progress p = {0};
+    struct sg_h1_progress p = {.upgrade = head_request};
     size_t have = 0;
     o->head_len = 0;
     while (o->head_len == 0 && have < size) {
@@ -36,6 +36,8 @@ static void read_body(struct outcome *o, char *buf, size_t size, size_t step)
     struct sg_h1_body b;
     size_t at = (size_t)o->head_len;
     sg_h1_body_init(&b, o->head.framing, o->head.length);
+    b.trailers = malloc(SG_H1_TRAILER_MAX);
+    fuzz_require(b.trailers != NULL, "memory");
     o->payload_len = 0;
     o->used = 0;
     while (at < size && !sg_h1_body_done(&b)) {
@@ -46,6 +48,7 @@ static void read_body(struct outcome *o, char *buf, size_t size, size_t step)
         o->payload_len += payload;
         if (used < 0) {
             o->used = -1;
+            free(b.trailers);
             return;
         }
         fuzz_require((size_t)used == n || sg_h1_body_done(&b), "all bytes are used unless the body ended");
@@ -53,11 +56,14 @@ static void read_body(struct outcome *o, char *buf, size_t size, size_t step)
     }
     o->used = (ssize_t)at;
     o->done = sg_h1_body_done(&b);
+    fuzz_require(b.trailers_len <= SG_H1_TRAILER_MAX, "trailers fit");
+    fuzz_require(!o->done || b.trailers_len == 0 || b.trailers[b.trailers_len - 1] == '\n', "trailers are whole lines");
+    free(b.trailers);
 }
 
 static void check_head(const struct sg_h1_head *h)
 {
-    fuzz_require(h->status >= 200 && h->status <= 599, "status");
+    fuzz_require((h->status >= 200 && h->status <= 599) || h->status == 101, "status");
     fuzz_require(h->n_fields <= SG_H1_FIELDS_MAX, "field count");
     for (size_t i = 0; i < h->n_fields; i++) {
         fuzz_require(h->fields[i].name[0] != '\0', "no empty names");

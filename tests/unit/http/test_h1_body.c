@@ -113,6 +113,32 @@ Test(h1_body, chunk_lines_and_trailers_are_bounded)
     cr_assert_eq(feed_many("0\r\n", 'x', SG_H1_TRAILER_MAX + 1), -1);
 }
 
+static void kept(const char *text, size_t step, const char *expected)
+{
+    char data[256];
+    char room[SG_H1_TRAILER_MAX];
+    struct sg_h1_body b;
+    sg_h1_body_init(&b, SG_H1_CHUNKED, 0);
+    b.trailers = room;
+    for (size_t at = 0; at < strlen(text); at += step) {
+        size_t payload;
+        size_t n = strlen(text) - at < step ? strlen(text) - at : step;
+        memcpy(data, text + at, n);
+        cr_assert_eq(sg_h1_body_decode(&b, data, n, &payload, NULL), (ssize_t)n);
+    }
+    cr_assert(sg_h1_body_done(&b));
+    cr_assert_eq(b.trailers_len, strlen(expected));
+    cr_assert_eq(memcmp(room, expected, b.trailers_len), 0);
+}
+
+Test(h1_body, trailers_are_kept_for_who_wants_them)
+{
+    for (size_t step = 1; step < 100; step += 7) {
+        kept("2\r\nhi\r\n0\r\nA: 1\r\nb:\r\nC:\tx y \r\n\r\n", step, "A: 1\nb:\nC:\tx y \n");
+        kept("2\r\nhi\r\n0;x=y\r\n\r\n", step, "");
+    }
+}
+
 Test(h1_body, length)
 {
     struct sg_h1_body b;

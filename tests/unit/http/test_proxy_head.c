@@ -178,7 +178,7 @@ Test(proxy_head, response_fields)
     static const bool passes[] = {true,  true,  false, false, false, false,
                                   false, false, false, false, true,  false};
     for (size_t i = 0; i < h.n_fields; i++)
-        cr_assert_eq(sg_proxy_field_passes(&h, i, false), passes[i], "%s", h.fields[i].name);
+        cr_assert_eq(sg_proxy_field_passes(&h, i, &(struct sg_proxy_side){0}), passes[i], "%s", h.fields[i].name);
 }
 
 static void location(const char *given, uint16_t port, const char *expected)

@@ -143,7 +143,7 @@ Test(proxy_origin, heads_of_the_host_form)
     static struct sg_h1_head h = {.fields = {{"Set-Cookie", "a"}, {"Service-Worker-Allowed", "/"}, {"Clear-Site-Data", "x"}, {"Location", "/"}}, .n_fields = 4};
     static const bool passes[] = {true, true, false, true};
     for (size_t i = 0; i < h.n_fields; i++)
-        cr_assert_eq(sg_proxy_field_passes(&h, i, true), passes[i], "%zu", i);
+        cr_assert_eq(sg_proxy_field_passes(&h, i, &(struct sg_proxy_side){.own_origin = true}), passes[i], "%zu", i);
 
     char *l = sg_proxy_own_location("http://localhost:8000//evil.example/", "https://h:1", 8000);
     cr_assert_str_eq(l, "https://h:1//evil.example/");

@@ -205,7 +205,7 @@ int rig_call(struct rig *r, struct rig_call *c, const char *method, struct sg_pi
         .replayable = sg_streq(method, "GET") || sg_streq(method, "HEAD"),
         .cancel = cancel,
     };
-    struct sg_upstream_sink sink = {answered, failed, ended, c};
+    struct sg_upstream_sink sink = {.answered = answered, .failed = failed, .ended = ended, .arg = c};
     return sg_upstream_start(r->hub, &r->target, &q, &sink, err);
 }
 
