@@ -216,7 +216,10 @@ static int build_service(struct app *a, struct sg_error *err)
                                    .exec_history_max = c->exec.history_bytes,
                                    .exec_history_ttl_ms = c->exec.history_ttl_ms,
                                    .file_list_max = 10000};
-    struct sg_service_parts parts = {.reactor = a->reactor,
+    a->metrics = sg_metrics_new(sg_routes, sg_routes_count);
+    struct sg_service_parts parts = {.exec_ended = sg_metrics_exec_ended,
+                                     .exec_ended_arg = a->metrics,
+                                     .reactor = a->reactor,
                                      .workq = a->workq,
                                      .store = a->store,
                                      .backends = a->backends,
@@ -244,7 +247,6 @@ static int build_api(struct app *a, struct sg_error *err)
     if (sg_auth_new(a->cfg->auth.tokens, a->cfg->auth.n, &a->auth, err) < 0)
         return -1;
     struct sg_upstream_config up = sg_upstream_defaults();
-    a->metrics = sg_metrics_new(sg_routes, sg_routes_count);
     a->upstreams = sg_upstreams_new(a->reactor, &up);
     a->api = (struct sg_api){.service = a->service,
                              .auth = a->auth,

@@ -140,31 +140,64 @@ static int put(struct writer *w, const char *s)
     return sg_buf_add(&w->buf, s, strlen(s));
 }
 
-static int add_escape(struct sg_buf *b, unsigned char c)
+/* One character as it stands inside a string; returns the length, at most 6. */
+static size_t escape(unsigned char c, char *out)
 {
     static const char shorts[0x60] = {['\b'] = 'b', ['\t'] = 't', ['\n'] = 'n', ['\f'] = 'f',
                                       ['\r'] = 'r', ['"'] = '"',  ['\\'] = '\\'};
-    char s = shorts[c];
-    return s != 0 ? sg_buf_addf(b, "\\%c", s) : sg_buf_addf(b, "\\u%04x", c);
+    static const char hex[] = "0123456789abcdef";
+    if (c >= 0x20 && c != '"' && c != '\\') {
+        out[0] = (char)c;
+        return 1;
+    }
+    out[0] = '\\';
+    if (shorts[c] != 0) {
+        out[1] = shorts[c];
+        return 2;
+    }
+    memcpy(out + 1, "u00", 3);
+    out[4] = hex[c >> 4];
+    out[5] = hex[c & 15];
+    return 6;
 }
 
+/* Is any of eight bytes zero? Never says no wrongly. */
+static uint64_t has_zero(uint64_t v)
+{
+    return (v - UINT64_C(0x0101010101010101)) & ~v & UINT64_C(0x8080808080808080);
+}
+
+/* May one of eight bytes need an escape? Never says no wrongly. */
+static bool special(uint64_t v)
+{
+    uint64_t control = (v - UINT64_C(0x2020202020202020)) & ~v & UINT64_C(0x8080808080808080);
+    return (control | has_zero(v ^ UINT64_C(0x2222222222222222)) | has_zero(v ^ UINT64_C(0x5c5c5c5c5c5c5c5c))) != 0;
+}
+
+/* Output of commands goes through here: by pieces, most of it eight bytes at a time. */
 int sg_json_add_string(struct sg_buf *b, const char *s, size_t len)
 {
-    size_t start = 0;
-    if (sg_buf_add(b, "\"", 1) < 0) {
-        return -1;
-    }
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)s[i];
-        if (c >= 0x20 && c != '"' && c != '\\') {
-            continue;
+    char piece[1024];
+    size_t n = 0;
+    uint64_t eight;
+    piece[n++] = '"';
+    for (size_t i = 0; i < len;) {
+        if (n > sizeof piece - 16) {
+            if (sg_buf_add(b, piece, n) < 0) {
+                return -1;
+            }
+            n = 0;
         }
-        if (sg_buf_add(b, s + start, i - start) < 0 || add_escape(b, c) < 0) {
-            return -1;
+        if (len - i >= sizeof eight && (memcpy(&eight, s + i, sizeof eight), !special(eight))) {
+            memcpy(piece + n, &eight, sizeof eight);
+            n += sizeof eight;
+            i += sizeof eight;
+        } else {
+            n += escape((unsigned char)s[i++], piece + n);
         }
-        start = i + 1;
     }
-    return sg_buf_add(b, s + start, len - start) < 0 ? -1 : sg_buf_add(b, "\"", 1);
+    piece[n++] = '"';
+    return sg_buf_add(b, piece, n);
 }
 
 static int put_string(struct writer *w, const char *s, size_t len)

@@ -16,6 +16,7 @@ struct sg_pipe {
     bool closed; /* no more bytes will come */
     bool failed;
     bool stopped;    /* nobody reads any more */
+    size_t dropped;  /* unread when the reader stopped */
     bool want_read;  /* the reader was turned away and waits for its waker */
     bool want_write; /* likewise */
     struct sg_waker reader;
@@ -210,6 +211,14 @@ ssize_t sg_pipe_write(struct sg_pipe *p, const void *data, size_t len)
     return (ssize_t)n;
 }
 
+bool sg_pipe_is_over(struct sg_pipe *p)
+{
+    lock(p);
+    bool over = p->stopped || p->closed;
+    (void)pthread_mutex_unlock(&p->lock);
+    return over;
+}
+
 ssize_t sg_pipe_write_from(struct sg_pipe *p, int fd, size_t max)
 {
     struct iovec v[2];
@@ -231,6 +240,24 @@ ssize_t sg_pipe_write_from(struct sg_pipe *p, int fd, size_t max)
     lock(p);
     filled(p, (size_t)got);
     return got;
+}
+
+int sg_pipe_flush(struct sg_pipe *p)
+{
+    lock(p);
+    bool never = p->dropped > 0;
+    bool all = p->len == 0 && !never;
+    p->want_write = p->want_write || (!all && !never);
+    (void)pthread_mutex_unlock(&p->lock);
+    return all ? 0 : never ? -EPIPE : -EAGAIN;
+}
+
+size_t sg_pipe_dropped(struct sg_pipe *p)
+{
+    lock(p);
+    size_t n = p->dropped;
+    (void)pthread_mutex_unlock(&p->lock);
+    return n;
 }
 
 static void end(struct sg_pipe *p, const struct sg_error *err)
@@ -323,6 +350,7 @@ void sg_pipe_stop(struct sg_pipe *p)
     lock(p);
     p->want_write = p->want_write || !p->stopped; /* told once, whether or not it was turned away */
     p->stopped = true;
+    p->dropped += p->len;
     p->len = 0;
     struct sg_waker w = writer_take(p);
     unlock_and_wake(p, &w);

@@ -33,10 +33,17 @@ void sg_pipe_set_writer(struct sg_pipe *p, const struct sg_waker *w);
 /* Writer: takes what fits. >= 0 bytes taken (0: full, writer is woken on space); -EPIPE once the
  * reader stopped. */
 ssize_t sg_pipe_write(struct sg_pipe *p, const void *data, size_t len);
+/* Writer: does nobody read any more, or was it closed? */
+bool sg_pipe_is_over(struct sg_pipe *p);
 /* Writer: one read(2) from fd straight into the pipe, at most max bytes. > 0 bytes; 0: end of file
  * of fd (the pipe is not closed by this); -EAGAIN: fd has nothing; -ENOBUFS: pipe full, writer is
  * woken on space; -EPIPE: reader stopped; other -errno from read. */
 ssize_t sg_pipe_write_from(struct sg_pipe *p, int fd, size_t max);
+/* Writer: has everything that was written been read? 0: yes; -EAGAIN: not yet, the writer is woken as it goes; -EPIPE: no, and it
+ * never will be, the reader stopped. */
+int sg_pipe_flush(struct sg_pipe *p);
+/* Bytes that were written and never read, because the reader stopped. */
+size_t sg_pipe_dropped(struct sg_pipe *p);
 /* Writer: no more bytes; the reader sees 0 after the last one. */
 void sg_pipe_close(struct sg_pipe *p);
 /* Writer: ends abnormally; the reader sees -EIO after the last byte and the error in

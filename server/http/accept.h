@@ -9,4 +9,8 @@
  * decides; q=0 forbids. Parameters other than q are not looked at. */
 bool sg_accepts(const struct sg_header *headers, size_t n, const char *type);
 
+/* Which of several media types (NULL-terminated, at least one) a caller likes best: by q, then the one it named most precisely, then
+ * first, then our own order. The first one when it takes none. */
+size_t sg_accept_best(const struct sg_header *headers, size_t n, const char *const *types);
+
 #endif

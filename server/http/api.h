@@ -59,6 +59,9 @@ extern const struct sg_route sg_endpoint_host_route;
 /* The path parameter `name` as a port: plain decimal, 1 to 65535. */
 int sg_api_port(const struct sg_request *r, const char *name, uint16_t *ret, struct sg_error *err);
 
+/* Media types of commands: JSON, then the two of streams, in the order of enum sg_event_format. */
+extern const char *const sg_exec_types[];
+
 /* handlers, by file */
 void sg_route_select(struct sg_request *r, void *app);
 void sg_route_backends(struct sg_request *r, void *app);
@@ -71,6 +74,8 @@ void sg_route_exec(struct sg_request *r, void *app);
 void sg_route_exec_list(struct sg_request *r, void *app);
 void sg_route_exec_get(struct sg_request *r, void *app);
 void sg_route_exec_kill(struct sg_request *r, void *app);
+void sg_route_exec_output(struct sg_request *r, void *app);
+void sg_route_exec_stdin(struct sg_request *r, void *app);
 void sg_route_exec_signal(struct sg_request *r, void *app);
 void sg_route_file_get(struct sg_request *r, void *app);
 void sg_route_file_put(struct sg_request *r, void *app);

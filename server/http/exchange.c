@@ -268,6 +268,8 @@ static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
     }
     if (answered && r->answer.kind == SG_ANSWER_FD)
         sg_file_close(r); /* nobody reads on, and what it holds may hold this request */
+    if (answered)
+        sg_answer_close_source(&r->answer);
     if (answered && r->answer.kind == SG_ANSWER_UPGRADE && !atomic_load(&r->upgraded))
         r->answer.taken(r->answer.taken_arg, NULL, -1, NULL, 0);
     report(r, complete);

@@ -62,9 +62,22 @@ void sg_metrics_count_request(struct sg_metrics *m, const struct sg_http_event *
     op->sum_us += (uint64_t)(e->duration_us > 0 ? e->duration_us : 0);
 }
 
-void sg_metrics_count_exec(struct sg_metrics *m, enum sg_metrics_exec outcome)
+static enum sg_metrics_exec outcome(const struct sg_exec_result *result, const struct sg_error *err)
 {
-    m->execs[outcome]++;
+    if (err)
+        return SG_METRICS_EXEC_FAILED;
+    if (result->exit.killed_by == SG_KILLED_TIMEOUT)
+        return SG_METRICS_EXEC_TIMED_OUT;
+    if (result->exit.killed_by != SG_KILLED_NOT)
+        return SG_METRICS_EXEC_KILLED;
+    return result->exit.signal || result->exit.returncode ? SG_METRICS_EXEC_NONZERO : SG_METRICS_EXEC_OK;
+}
+
+void sg_metrics_exec_ended(void *arg, const struct sg_exec_result *r, const struct sg_error *err)
+{
+    struct sg_metrics *m = arg;
+
+    m->execs[outcome(r, err)]++;
 }
 
 static int head(struct sg_buf *out, const char *name, const char *type, const char *help)

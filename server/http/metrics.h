@@ -4,6 +4,7 @@
 
 #include "base/buf.h"
 #include "http/listener.h"
+#include "model/exec_json.h"
 
 struct sg_metrics;
 struct sg_service;
@@ -22,7 +23,8 @@ struct sg_metrics *sg_metrics_new(const struct sg_route *routes, size_t n);
 struct sg_metrics *sg_metrics_free(struct sg_metrics *m);
 
 void sg_metrics_count_request(struct sg_metrics *m, const struct sg_http_event *e);
-void sg_metrics_count_exec(struct sg_metrics *m, enum sg_metrics_exec outcome);
+/* arg: the metrics. As exec_ended of struct sg_service_parts. */
+void sg_metrics_exec_ended(void *arg, const struct sg_exec_result *r, const struct sg_error *err);
 
 /* Everything, with what the service knows now (leases and slots by state, the store). 0, or -1 when the text is above out's
  * cap. */

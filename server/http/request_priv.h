@@ -69,7 +69,7 @@ void sg_conn_end_lingers(struct sg_http *h);
 
 /* ---- answers: respond.c ---- */
 
-enum sg_answer_kind { SG_ANSWER_BYTES, SG_ANSWER_FD, SG_ANSWER_PIPE, SG_ANSWER_UPGRADE };
+enum sg_answer_kind { SG_ANSWER_BYTES, SG_ANSWER_FD, SG_ANSWER_PIPE, SG_ANSWER_SOURCE, SG_ANSWER_UPGRADE };
 
 struct sg_answer_header {
     struct sg_answer_header *next;
@@ -88,6 +88,7 @@ struct sg_answer {
     struct sg_hold *hold; /* FD: dropped after fd is closed */
     uint64_t offset, fd_len;
     struct sg_pipe *pipe; /* PIPE; also read by the reader until completion */
+    struct sg_body_source source; /* SOURCE; likewise; close NULL: done */
     int64_t content_length;
     void (*taken)(void *arg, struct sg_upgrade *up, int fd, const void *early, size_t early_len); /* UPGRADE */
     void *taken_arg;
@@ -227,6 +228,8 @@ enum MHD_Result sg_answer_queue(struct sg_request *r, struct MHD_Connection *mhd
  * where the parser library takes no answer. */
 void sg_answer_raw(struct sg_request *r);
 void sg_answer_finish(struct sg_answer *a);
+/* Nobody reads its source any more, if it has one. Idempotent. */
+void sg_answer_close_source(struct sg_answer *a);
 
 /* stream.c */
 struct MHD_Response *sg_stream_response(struct sg_request *r);

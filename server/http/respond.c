@@ -20,11 +20,21 @@ void sg_answer_finish(struct sg_answer *a)
     a->headers = NULL;
 }
 
+void sg_answer_close_source(struct sg_answer *a)
+{
+    if (a->kind != SG_ANSWER_SOURCE || !a->source.close)
+        return;
+    a->source.set_waker(a->source.arg, NULL);
+    a->source.close(a->source.arg);
+    a->source.close = NULL;
+}
+
 /* What nobody will read: whoever produces it must hear of it. */
 static void throw_away(struct sg_answer *a)
 {
     if (a->pipe)
         sg_pipe_stop(a->pipe);
+    sg_answer_close_source(a);
     if (a->kind == SG_ANSWER_UPGRADE)
         a->taken(a->taken_arg, NULL, -1, NULL, 0);
     sg_answer_finish(a);
@@ -202,6 +212,16 @@ void sg_respond_pipe(struct sg_request *r, int status, const char *content_type,
     give(r, a);
 }
 
+void sg_respond_source(struct sg_request *r, int status, const char *content_type, const struct sg_body_source *source)
+{
+    add_type(r, "Content-Type", content_type);
+    struct sg_answer a = answer(r, status, NULL);
+    a.kind = SG_ANSWER_SOURCE;
+    a.source = *source;
+    a.content_length = -1;
+    give(r, a);
+}
+
 void sg_respond_upgrade(struct sg_request *r, const char *protocol,
                         void (*taken)(void *arg, struct sg_upgrade *up, int fd, const void *early, size_t early_len),
                         void *arg)
@@ -321,6 +341,7 @@ static struct MHD_Response *make_response(struct sg_request *r)
     case SG_ANSWER_FD:
         return sg_file_response(r);
     case SG_ANSWER_PIPE:
+    case SG_ANSWER_SOURCE:
         return pipe_response(r);
     case SG_ANSWER_UPGRADE:
         return sg_upgrade_response(r);

@@ -41,6 +41,20 @@ void sg_respond_pipe(struct sg_request *r, int status, const char *content_type,
  * is left out. Any thread. */
 void sg_respond_trailer(struct sg_request *r, const char *name, const char *value);
 
+/* A body that is made while it is sent. */
+struct sg_body_source {
+    /* As sg_pipe_read: > 0 bytes; 0: the end; -EAGAIN: none now, the waker is called once when that changes; else the answer is
+     * cut. One call at a time, on a daemon thread; must not block. */
+    ssize_t (*read)(void *arg, char *data, size_t max);
+    /* Sets (NULL: removes) the waker, and calls it at once when there may be something to read. */
+    void (*set_waker)(void *arg, const struct sg_waker *w);
+    /* Nobody reads any more: the last call, made exactly once, also when the answer was never sent. */
+    void (*close)(void *arg);
+    void *arg;
+};
+/* Whatever comes out of the source, chunked. */
+void sg_respond_source(struct sg_request *r, int status, const char *content_type, const struct sg_body_source *source);
+
 /* 101: the connection becomes a raw byte stream. `taken` runs once on the daemon thread with the connected,
  * non-blocking socket and the bytes that were already read (valid during the call). The socket is the layer's: never
  * close() it, end with sg_upgrade_close() exactly once, from any thread, after the last use of fd and never

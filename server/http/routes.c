@@ -1,6 +1,10 @@
 /* Every operation of the API, in the order of its description. */
 #include "http/api.h"
 
+/* What a command is answered with; a stream is one of the last two. */
+const char *const sg_exec_types[] = {"application/json", "application/x-ndjson", "text/event-stream", NULL};
+#define STREAM_TYPES (sg_exec_types + 1)
+
 #define QUERY(...) (const char *const[]) { __VA_ARGS__, NULL }
 
 const struct sg_route sg_routes[] = {
@@ -18,12 +22,16 @@ const struct sg_route sg_routes[] = {
      .auth = SG_AUTH_TENANT, .handle = sg_route_lease_extend},
 
     {.method = "POST", .path = "/leases/{id}/exec", .operation_id = "exec", .body = SG_BODY_JSON, .auth = SG_AUTH_TENANT,
-     .handle = sg_route_exec, .max_body = 64U << 20},
+     .handle = sg_route_exec, .max_body = 64U << 20, .produces = sg_exec_types},
     {.method = "GET", .path = "/leases/{id}/exec", .operation_id = "listExecs", .auth = SG_AUTH_TENANT, .handle = sg_route_exec_list,
      .query = QUERY("limit", "cursor")},
     {.method = "GET", .path = "/leases/{id}/exec/{eid}", .operation_id = "getExec", .auth = SG_AUTH_TENANT, .handle = sg_route_exec_get},
     {.method = "DELETE", .path = "/leases/{id}/exec/{eid}", .operation_id = "killExec", .auth = SG_AUTH_TENANT,
      .handle = sg_route_exec_kill},
+    {.method = "GET", .path = "/leases/{id}/exec/{eid}/output", .operation_id = "getExecOutput", .auth = SG_AUTH_TENANT,
+     .handle = sg_route_exec_output, .query = QUERY("after", "follow"), .produces = STREAM_TYPES},
+    {.method = "POST", .path = "/leases/{id}/exec/{eid}/stdin", .operation_id = "writeExecStdin", .body = SG_BODY_STREAM,
+     .auth = SG_AUTH_TENANT, .handle = sg_route_exec_stdin, .query = QUERY("eof")},
     {.method = "POST", .path = "/leases/{id}/exec/{eid}/signal", .operation_id = "signalExec", .body = SG_BODY_JSON,
      .auth = SG_AUTH_TENANT, .handle = sg_route_exec_signal},
 

@@ -1,67 +1,14 @@
 /* /leases/{id}/exec: run commands and look after them. */
 #include "http/api.h"
+#include "http/accept.h"
+#include "http/exec_stream.h"
 #include "service/execs.h"
+#include "service/stdin.h"
 
 #include "base/clock.h"
 #include "base/str.h"
 
 #include <stdio.h>
-
-struct exec_call {
-    struct sg_request *r;
-    struct sg_api *api;
-};
-
-static enum sg_metrics_exec outcome(const struct sg_exec_result *result, const struct sg_error *err)
-{
-    if (err)
-        return SG_METRICS_EXEC_FAILED;
-    if (result->exit.killed_by == SG_KILLED_TIMEOUT)
-        return SG_METRICS_EXEC_TIMED_OUT;
-    if (result->exit.killed_by != SG_KILLED_NOT)
-        return SG_METRICS_EXEC_KILLED;
-    return result->exit.signal || result->exit.returncode ? SG_METRICS_EXEC_NONZERO : SG_METRICS_EXEC_OK;
-}
-
-static void exec_done(void *arg, const struct sg_exec_result *result, const struct sg_error *err)
-{
-    struct exec_call *c = arg;
-
-    sg_metrics_count_exec(c->api->metrics, outcome(result, err));
-    if (err)
-        sg_respond_error(c->r, err);
-    else
-        sg_respond_json(c->r, 200, sg_exec_result_json(result));
-    sg_req_unref(c->r);
-    free(c);
-}
-
-static void exec_in_lease(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
-{
-    struct sg_exec_request q;
-    struct sg_error err = {0};
-    size_t len;
-    const char *body = sg_req_body(r, &len);
-
-    if (sg_exec_request_parse(body, len, &q, &err) < 0) {
-        sg_api_fail(r, &err);
-        return;
-    }
-    struct exec_call *c = sg_xcalloc(1, sizeof *c);
-    *c = (struct exec_call){.r = sg_req_ref(r), .api = api};
-    struct sg_exec_args args = {.who = sg_req_principal(r),
-                                .lease = e,
-                                .request = &q,
-                                .cancel = sg_req_cancel(r),
-                                .done = exec_done,
-                                .arg = c};
-    sg_service_exec(api->service, &args);
-}
-
-void sg_route_exec(struct sg_request *r, void *app)
-{
-    sg_api_with_lease(r, app, exec_in_lease);
-}
 
 /* {exec_id, state, started_at} */
 static json_t *brief_json(const struct sg_exec_info *i)
@@ -72,13 +19,118 @@ static json_t *brief_json(const struct sg_exec_info *i)
     return json_pack("{s:s, s:s, s:s}", "exec_id", i->exec_id, "state", sg_exec_state_name(i->state), "started_at", at);
 }
 
-static void respond_info(void *arg, const struct sg_exec_info *i)
+/* With the result, null while there is none. */
+static json_t *info_json(const struct sg_exec_info *i)
 {
     json_t *v = brief_json(i);
 
     json_object_set_new(v, "result", i->has_result ? sg_exec_result_json(&i->result) : json_null());
-    sg_respond_json(arg, 200, v);
+    return v;
 }
+
+static void respond_info(void *arg, const struct sg_exec_info *i)
+{
+    sg_respond_json(arg, 200, info_json(i));
+}
+
+/* ---- run ---- */
+
+struct exec_call {
+    struct sg_request *r;
+    struct sg_api *api;
+    bool stream;
+    enum sg_event_format format;
+    char path[SG_ID_MAX + 32]; /* of the lease's execs */
+};
+
+static void call_free(struct exec_call *c)
+{
+    sg_req_unref(c->r);
+    free(c);
+}
+
+static void exec_done(void *arg, const struct sg_exec_result *result, const struct sg_error *err)
+{
+    struct exec_call *c = arg;
+
+    if (err)
+        sg_respond_error(c->r, err);
+    else
+        sg_respond_json(c->r, 200, sg_exec_result_json(result));
+    call_free(c);
+}
+
+/* The command's process exists: only now is it certain that this will not be an error. */
+static void exec_started(void *arg, const struct sg_exec_info *i, struct sg_exec_reader *reader)
+{
+    struct exec_call *c = arg;
+    char location[sizeof c->path + SG_ID_MAX];
+
+    snprintf(location, sizeof location, "%s/%s", c->path, i->exec_id);
+    sg_respond_header(c->r, "Location", location);
+    if (c->stream)
+        sg_exec_stream_respond(c->r, sg_service_parts(c->api->service)->reactor, reader, c->format, true);
+    else
+        sg_respond_json(c->r, 202, info_json(i));
+    call_free(c);
+}
+
+/* Which of sg_exec_types from `first` on the caller wants. */
+static size_t wanted(const struct sg_request *r, size_t first)
+{
+    size_t n;
+    const struct sg_header *headers = sg_req_headers(r, &n);
+
+    return first + sg_accept_best(headers, n, sg_exec_types + first);
+}
+
+/* The number of an event. A client that connects again sends the last one it has seen as a header, with the address it began with. */
+static int after_of(const struct sg_request *r, const char *query, int64_t *ret, struct sg_error *err)
+{
+    const char *header = sg_req_header(r, "Last-Event-ID");
+
+    *ret = 0;
+    if (header && !sg_parse_int(header, 0, INT64_MAX, ret))
+        return sg_error_field(err, SG_INVALID_REQUEST, "Last-Event-ID", "must be the seq of an event");
+    if (header || !query)
+        return 0;
+    return sg_req_query_int(r, query, 0, INT64_MAX, ret, err);
+}
+
+static void exec_in_lease(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+{
+    struct sg_exec_request q;
+    struct sg_error err = {0};
+    int64_t after;
+    size_t len;
+    const char *body = sg_req_body(r, &len);
+    size_t type = wanted(r, 0);
+
+    if (after_of(r, NULL, &after, &err) < 0 || sg_exec_request_parse(body, len, &q, &err) < 0) {
+        sg_api_fail(r, &err);
+        return;
+    }
+    struct exec_call *c = sg_xcalloc(1, sizeof *c);
+    *c = (struct exec_call){.r = sg_req_ref(r), .api = api, .stream = type > 0, .format = type == 2 ? SG_EVENT_SSE : SG_EVENT_NDJSON};
+    snprintf(c->path, sizeof c->path, "/leases/%s/exec", sg_entry_id(e));
+    struct sg_exec_args args = {.who = sg_req_principal(r),
+                                .lease = e,
+                                .request = &q,
+                                .cancel = sg_req_cancel(r),
+                                .stream = c->stream,
+                                .after = (uint64_t)after,
+                                .started = exec_started,
+                                .done = exec_done,
+                                .arg = c};
+    sg_service_exec(api->service, &args);
+}
+
+void sg_route_exec(struct sg_request *r, void *app)
+{
+    sg_api_with_lease(r, app, exec_in_lease);
+}
+
+/* ---- look after them ---- */
 
 /* A lease that ended has no execs to show: 410, as for every work on it. */
 static int usable(struct sg_entry *e, struct sg_error *err)
@@ -198,4 +250,85 @@ static void signal_exec(struct sg_request *r, struct sg_api *api, struct sg_entr
 void sg_route_exec_signal(struct sg_request *r, void *app)
 {
     sg_api_with_lease(r, app, signal_exec);
+}
+
+/* ---- output ---- */
+
+static void follow_exec(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+{
+    struct sg_exec_reader *reader;
+    struct sg_error err = {0};
+    bool follow = false;
+    int64_t after;
+
+    if (after_of(r, "after", &after, &err) < 0 || sg_req_query_bool(r, "follow", &follow, &err) < 0 || usable(e, &err) < 0 ||
+        sg_service_exec_follow(api->service, e, sg_req_param(r, "eid"), (uint64_t)after, &reader, &err) < 0) {
+        sg_api_fail(r, &err);
+        return;
+    }
+    sg_exec_stream_respond(r, sg_service_parts(api->service)->reactor, reader, wanted(r, 1) == 2 ? SG_EVENT_SSE : SG_EVENT_NDJSON, follow);
+}
+
+void sg_route_exec_output(struct sg_request *r, void *app)
+{
+    sg_api_with_lease(r, app, follow_exec);
+}
+
+/* ---- input ---- */
+
+struct stdin_call {
+    struct sg_request *r;
+    bool eof;
+};
+
+static struct sg_pipe *stdin_body(void *arg)
+{
+    return sg_req_body_pipe(((struct stdin_call *)arg)->r);
+}
+
+static void stdin_done(void *arg, uint64_t taken, const struct sg_error *err)
+{
+    struct stdin_call *c = arg;
+    struct sg_error full = {0};
+
+    if (err) {
+        sg_error_copy(&full, err);
+        sg_error_member(&full, "bytes_taken", json_integer((json_int_t)taken));
+        sg_api_fail(c->r, &full);
+    } else {
+        sg_respond_json(c->r, 200, json_pack("{s:s, s:I, s:b}", "exec_id", sg_req_param(c->r, "eid"), "bytes", (json_int_t)taken, "eof",
+                                             (int)c->eof));
+    }
+    sg_req_unref(c->r);
+    free(c);
+}
+
+static void write_stdin(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+{
+    struct sg_error err = {0};
+    bool eof = false;
+
+    if (sg_req_query_bool(r, "eof", &eof, &err) < 0) {
+        sg_api_fail(r, &err);
+        return;
+    }
+    struct stdin_call *c = sg_xcalloc(1, sizeof *c);
+    *c = (struct stdin_call){.r = sg_req_ref(r), .eof = eof};
+    struct sg_stdin_args args = {.lease = e,
+                                 .exec_id = sg_req_param(r, "eid"),
+                                 .body = stdin_body,
+                                 .eof = eof,
+                                 .cancel = sg_req_cancel(r),
+                                 .done = stdin_done,
+                                 .arg = c};
+    if (sg_service_stdin(api->service, &args, &err) == 0)
+        return;
+    sg_api_fail(r, &err);
+    sg_req_unref(r);
+    free(c);
+}
+
+void sg_route_exec_stdin(struct sg_request *r, void *app)
+{
+    sg_api_with_lease(r, app, write_stdin);
 }

@@ -1,4 +1,4 @@
-/* Answers that come out of a pipe: pulled by the parser library, suspended while there is nothing to pull. */
+/* Answers that come out of a pipe or another source: pulled by the parser library, suspended while there is nothing to pull. */
 #include <errno.h>
 #include <unistd.h>
 
@@ -57,7 +57,13 @@ static ssize_t end_of_stream(struct sg_request *r)
     return MHD_CONTENT_READER_END_OF_STREAM;
 }
 
-/* Runs with the library's lock on the response held: bytes are copied, nothing else. */
+static ssize_t take(struct sg_request *r, char *buf, size_t max)
+{
+    const struct sg_body_source *s = &r->answer.source;
+    return r->answer.kind == SG_ANSWER_SOURCE ? s->read(s->arg, buf, max) : sg_pipe_read(r->answer.pipe, buf, max);
+}
+
+/* Runs with the library's lock on the response held: bytes are made or copied, nothing else. */
 static ssize_t read_pipe(void *arg, uint64_t pos, char *buf, size_t max)
 {
     struct sg_request *r = arg;
@@ -67,7 +73,7 @@ static ssize_t read_pipe(void *arg, uint64_t pos, char *buf, size_t max)
     for (;;) {
         if (gone(r))
             return cut(r);
-        ssize_t n = sg_pipe_read(r->answer.pipe, buf, max);
+        ssize_t n = take(r, buf, max);
         if (n > 0) {
             r->bytes_out += (uint64_t)n;
             return n;
@@ -99,7 +105,10 @@ struct MHD_Response *sg_stream_response(struct sg_request *r)
     }
     r->response = r->answer.content_length < 0 ? resp : NULL;
     struct sg_waker w = {.wake = pipe_wake, .ref = waker_ref, .unref = waker_unref, .arg = r};
-    sg_pipe_set_reader(r->answer.pipe, &w);
+    if (r->answer.kind == SG_ANSWER_SOURCE)
+        r->answer.source.set_waker(r->answer.source.arg, &w);
+    else
+        sg_pipe_set_reader(r->answer.pipe, &w);
     return resp;
 }
 

@@ -272,6 +272,8 @@ json_t *sg_exec_exit_json(const struct sg_exec_result *r)
     bad |= json_object_set_new(o, "cmd", sg_json_ref(r->command));
     bad |= json_object_set_new(o, "stdout_bytes_total", json_integer((json_int_t)r->out.total));
     bad |= json_object_set_new(o, "stderr_bytes_total", json_integer((json_int_t)r->err.total));
+    bad |= json_object_set_new(o, "stdout_truncated", json_false());
+    bad |= json_object_set_new(o, "stderr_truncated", json_false());
     bad |= add_exit(o, r);
     return or_null(o, bad);
 }

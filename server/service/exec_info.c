@@ -18,6 +18,20 @@ static void fill_info(const struct sg_command *c, struct sg_exec_info *i)
     i->has_result = c->state != SG_EXEC_RUNNING && c->state != SG_EXEC_LOST;
 }
 
+void sg_command_info(struct sg_command *c, struct sg_exec_info *i)
+{
+    pthread_mutex_lock(&c->s->execs->lock);
+    fill_info(c, i);
+    pthread_mutex_unlock(&c->s->execs->lock);
+    if (i->has_result)
+        sg_command_result(c, &i->result);
+}
+
+void sg_command_info_end(struct sg_exec_info *i)
+{
+    sg_hold_unref(i->result.keep);
+}
+
 static struct sg_command *get(struct sg_execs *x, struct sg_entry *lease, const char *id, struct sg_error *err)
 {
     pthread_mutex_lock(&x->lock);
@@ -38,13 +52,9 @@ int sg_service_exec_get(struct sg_service *s, struct sg_entry *lease, const char
 
     if (!c)
         return -1;
-    pthread_mutex_lock(&s->execs->lock);
-    fill_info(c, &info);
-    pthread_mutex_unlock(&s->execs->lock);
-    if (info.has_result)
-        sg_command_result(c, &info.result);
+    sg_command_info(c, &info);
     fn(arg, &info);
-    sg_hold_unref(info.result.keep);
+    sg_command_info_end(&info);
     sg_command_unref(c);
     return 0;
 }
@@ -73,6 +83,19 @@ void sg_service_exec_list(struct sg_service *s, struct sg_entry *lease, uint64_t
             fn(arg, &info);
         }
     pthread_mutex_unlock(&x->lock);
+}
+
+int sg_service_exec_follow(struct sg_service *s, struct sg_entry *lease, const char *id, uint64_t after,
+                           struct sg_exec_reader **ret, struct sg_error *err)
+{
+    struct sg_command *c = get(s->execs, lease, id, err);
+
+    if (!c)
+        return -1;
+    int rc = c->log ? sg_exec_reader_new(c->log, after, false, ret, err)
+                    : sg_error_set(err, SG_CONFLICT, "the command was started without an exec_id: its output goes to its caller alone");
+    sg_command_unref(c);
+    return rc;
 }
 
 int sg_service_exec_kill(struct sg_service *s, struct sg_entry *lease, const char *id, struct sg_error *err)

@@ -28,6 +28,7 @@ struct sg_exec_log {
     _Atomic int refs;
     pthread_mutex_t lock; /* leaf: guards all that follows */
     size_t history, window;
+    struct sg_run_memory *memory;
     /* Events number `first` to `last`; number n is ring[n % size], size a power of two. */
     struct event **ring;
     size_t size;
@@ -68,13 +69,14 @@ static uint64_t weight(size_t len)
     return sizeof(struct event) + len + sizeof(struct event *) + 16;
 }
 
-struct sg_exec_log *sg_exec_log_new(size_t history, size_t window)
+struct sg_exec_log *sg_exec_log_new(size_t history, size_t window, struct sg_run_memory *memory)
 {
     struct sg_exec_log *l = sg_xcalloc(1, sizeof *l);
 
     l->refs = 1;
     l->history = history;
     l->window = window;
+    l->memory = memory;
     l->first = 1;
     pthread_mutex_init(&l->lock, NULL);
     return l;
@@ -98,6 +100,7 @@ struct sg_exec_log *sg_exec_log_unref(struct sg_exec_log *l)
         return NULL;
     for (uint64_t n = l->first; n <= l->last; n++)
         event_unref(l->ring[n & (l->size - 1)]);
+    l->memory->used -= (size_t)(l->total - l->dropped);
     free(l->ring);
     waker_drop(&l->space);
     pthread_mutex_destroy(&l->lock);
@@ -133,6 +136,7 @@ static void drop_first(struct sg_exec_log *l)
 {
     struct event *e = at(l, l->first);
 
+    l->memory->used -= (size_t)(e->end - l->dropped);
     l->dropped = e->end;
     l->first++;
     event_unref(e);
@@ -143,7 +147,8 @@ static void trim(struct sg_exec_log *l, size_t history)
 {
     uint64_t passed = passed_by_all(l);
 
-    while (l->first <= passed && l->total - l->dropped > history && !(l->ended && l->first == l->last))
+    while (l->first <= passed && (l->total - l->dropped > history || l->memory->used > l->memory->max) &&
+           !(l->ended && l->first == l->last))
         drop_first(l);
 }
 
@@ -183,6 +188,7 @@ static void append(struct sg_exec_log *l, struct event *e)
     if (l->last + 1 - l->first == l->size)
         grow(l);
     l->total += weight(e->len);
+    l->memory->used += (size_t)weight(e->len);
     e->end = l->total;
     l->last++;
     l->ring[l->last & (l->size - 1)] = e;
@@ -233,11 +239,12 @@ static void flush(struct sg_exec_log *l, enum sg_event_type type, struct carry *
 
 /* ---- waking ---- */
 
-/* The lock is held, and released. A reader that waits again meanwhile has read everything, so the loop ends. */
-static void unlock_and_wake(struct sg_exec_log *l)
+/* A reader that waits again meanwhile has read everything, so the loop ends. */
+void sg_exec_log_wake(struct sg_exec_log *l)
 {
     struct sg_exec_reader *r;
 
+    pthread_mutex_lock(&l->lock);
     while ((r = l->waiting) && r->after < l->last) {
         struct sg_waker w = waker_take(&r->waker);
         DL_DELETE2(l->waiting, r, wait_prev, wait_next);
@@ -289,7 +296,7 @@ void sg_exec_log_start(struct sg_exec_log *l, const char *text)
     pthread_mutex_lock(&l->lock);
     if (l->last == 0)
         append(l, event_new(SG_EVENT_START, text, len, NULL, 0));
-    unlock_and_wake(l);
+    pthread_mutex_unlock(&l->lock);
 }
 
 void sg_exec_log_output(struct sg_exec_log *l, enum sg_event_type type, const char *data, size_t len)
@@ -302,7 +309,7 @@ void sg_exec_log_output(struct sg_exec_log *l, enum sg_event_type type, const ch
         data += n;
         len -= n;
     }
-    unlock_and_wake(l);
+    pthread_mutex_unlock(&l->lock);
 }
 
 void sg_exec_log_end(struct sg_exec_log *l, enum sg_event_type type, const char *text)
@@ -314,7 +321,7 @@ void sg_exec_log_end(struct sg_exec_log *l, enum sg_event_type type, const char 
         l->ended = true;
         append(l, event_new(type, text, text ? strlen(text) : 0, NULL, 0));
     }
-    unlock_and_wake(l);
+    pthread_mutex_unlock(&l->lock);
 }
 
 void sg_exec_log_drop(struct sg_exec_log *l)

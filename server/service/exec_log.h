@@ -2,7 +2,8 @@
  *
  * Bounded: an attached reader that is `window` bytes behind makes the log full, and a full log is a command that is not read
  * from, so it stops at its next write; other readers never do. What all attached readers have passed is history: kept up to `history`
- * bytes, the oldest events go first. A reader whose next event has gone is told so, it never skips one.
+ * bytes, less when what all commands keep is too much; the oldest events go first. A reader whose next event has gone is told so,
+ * it never skips one.
  * Events are in the order in which the bytes arrived. A character is never split: the beginning of one waits for its end.
  *
  * Any thread. Wakers are called without locks held; they must not block.
@@ -12,6 +13,7 @@
 
 #include "base/pipe.h"
 #include "model/exec_event.h"
+#include "service/run_memory.h"
 
 /* Most bytes of output in one event, but for what is left of a character. */
 #define SG_EXEC_LOG_PIECE ((size_t)32 * 1024)
@@ -20,11 +22,11 @@ struct sg_exec_log;
 struct sg_exec_reader;
 
 /* One reference, for the caller. history 0: nothing is kept but for attached readers. */
-struct sg_exec_log *sg_exec_log_new(size_t history, size_t window);
+struct sg_exec_log *sg_exec_log_new(size_t history, size_t window, struct sg_run_memory *memory);
 struct sg_exec_log *sg_exec_log_ref(struct sg_exec_log *l);
 struct sg_exec_log *sg_exec_log_unref(struct sg_exec_log *l); /* NULL-safe, returns NULL */
 
-/* ---- the writer: one call at a time ---- */
+/* ---- the writer: one call at a time; only wake calls anybody ---- */
 
 /* Is an attached reader too far behind? True: `space` is called once when it no longer is. */
 bool sg_exec_log_full(struct sg_exec_log *l);
@@ -36,6 +38,8 @@ void sg_exec_log_start(struct sg_exec_log *l, const char *text);
 void sg_exec_log_output(struct sg_exec_log *l, enum sg_event_type type, const char *data, size_t len);
 /* The last event, exit or error, after whatever characters were left unfinished. Later calls do nothing. */
 void sg_exec_log_end(struct sg_exec_log *l, enum sg_event_type type, const char *text);
+/* Wakes the readers that wait for what was written since. */
+void sg_exec_log_wake(struct sg_exec_log *l);
 
 /* Gives up all history that no attached reader still has to read, but for the last event. */
 void sg_exec_log_drop(struct sg_exec_log *l);

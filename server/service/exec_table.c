@@ -33,7 +33,7 @@ void sg_commands_add(struct sg_execs *x, struct sg_command *c)
 
 static size_t bytes_of(const struct sg_command *c)
 {
-    return c->weight + (c->run ? sg_run_bytes(c->run) : 0);
+    return c->weight + c->log_weight + (c->run ? sg_run_bytes(c->run) : 0);
 }
 
 void sg_commands_remove(struct sg_execs *x, struct sg_command *c)
@@ -44,6 +44,8 @@ void sg_commands_remove(struct sg_execs *x, struct sg_command *c)
         l->kept--;
         l->kept_bytes -= bytes_of(c);
     }
+    if (l->newest == c)
+        l->newest = NULL;
     DL_DELETE(l->list, c);
     c->listed = false;
     if (!l->list) {
@@ -56,6 +58,8 @@ void sg_commands_keep(struct sg_execs *x, struct sg_command *c)
 {
     struct sg_lease_commands *l = sg_commands_of(x, sg_entry_id(c->lease));
 
+    c->log_weight = c->log ? sg_exec_log_bytes(c->log) : 0;
+    l->newest = c;
     l->kept++;
     l->kept_bytes += bytes_of(c);
 }
@@ -75,6 +79,12 @@ struct sg_command *sg_commands_find(struct sg_execs *x, struct sg_entry *lease, 
     return c && !sg_commands_too_old(x, c) ? c : NULL;
 }
 
+/* What the newest one holds does not count: it is bounded by itself, and would else be gone before anybody could ask for it. */
+static bool too_much(const struct sg_execs *x, const struct sg_lease_commands *l)
+{
+    return l->kept_bytes - (l->newest ? bytes_of(l->newest) : 0) > x->s->cfg.exec_history_max;
+}
+
 /* A repetition of a command whose output is gone must still not run it again, so the rest of the result stays. */
 static void drop_outputs(const struct sg_execs *x, struct sg_lease_commands *l)
 {
@@ -82,12 +92,15 @@ static void drop_outputs(const struct sg_execs *x, struct sg_lease_commands *l)
 
     DL_FOREACH(l->list, c)
     {
-        if (l->kept_bytes <= x->s->cfg.exec_history_max)
+        if (!too_much(x, l))
             return;
-        if (c->state == SG_EXEC_RUNNING || !c->run)
+        if (c->state == SG_EXEC_RUNNING || !c->run || c == l->newest)
             continue;
-        l->kept_bytes -= sg_run_bytes(c->run);
+        l->kept_bytes -= sg_run_bytes(c->run) + c->log_weight;
+        c->log_weight = 0;
         sg_run_drop_output(c->run);
+        if (c->log)
+            sg_exec_log_drop(c->log);
     }
 }
 
@@ -101,7 +114,7 @@ void sg_commands_prune(struct sg_execs *x, const char *lease_id, struct sg_comma
     drop_outputs(x, l);
     DL_FOREACH_SAFE(l->list, c, tmp)
     {
-        bool over = l->kept > HISTORY_ENTRIES_MAX || l->kept_bytes > x->s->cfg.exec_history_max;
+        bool over = l->kept > HISTORY_ENTRIES_MAX || (c != l->newest && too_much(x, l));
         if (c->state == SG_EXEC_RUNNING || (!over && !sg_commands_too_old(x, c)))
             continue;
         bool last = l->list == c && c->next == NULL;

@@ -20,6 +20,7 @@ void sg_command_unref(struct sg_command *c)
     if (--c->refs > 0)
         return;
     sg_run_unref(c->run);
+    sg_exec_log_unref(c->log);
     sg_exec_request_finish(&c->request);
     sg_entry_unref(c->lease);
     sg_error_clear(&c->failure);
@@ -31,6 +32,7 @@ static void caller_unref(struct sg_caller *a)
     if (--a->refs > 0)
         return;
     sg_cancel_unref(a->cancel);
+    sg_exec_reader_free(a->reader);
     sg_command_unref(a->cmd);
     free(a);
 }
@@ -101,12 +103,68 @@ static void caller_hung_up(struct sg_cancel_hook *h, enum sg_cancel_reason why)
     caller_unref(a);
 }
 
+/* ---- the start of its process ---- */
+
+static void tell(struct sg_caller *a)
+{
+    struct sg_exec_info info;
+
+    sg_command_info(a->cmd, &info);
+    a->started(a->arg, &info, sg_steal(&a->reader));
+    sg_command_info_end(&info);
+}
+
+/* Tells those that wait for it: once its process exists, and whatever they may then ask of it can be done. */
+static void tell_started(struct sg_command *c)
+{
+    struct sg_caller *a, *list = NULL;
+
+    pthread_mutex_lock(&c->s->execs->lock);
+    if (c->exists && c->started)
+        DL_FOREACH(c->callers, a)
+        {
+            if (!a->started || a->told)
+                continue;
+            a->told = true;
+            a->refs++;
+            a->tell_next = list;
+            list = a;
+        }
+    pthread_mutex_unlock(&c->s->execs->lock);
+    while ((a = list)) {
+        list = a->tell_next;
+        tell(a);
+        caller_unref(a);
+    }
+}
+
+static void process_exists(void *arg)
+{
+    struct sg_command *c = arg;
+
+    if (c->log) {
+        sg_cleanup(sg_free_p) char *text = sg_exec_start_text(c->id, c->request.command, c->timeout_ms, c->started_us);
+        sg_exec_log_start(c->log, text);
+        sg_exec_log_wake(c->log);
+    }
+    pthread_mutex_lock(&c->s->execs->lock);
+    c->exists = true;
+    pthread_mutex_unlock(&c->s->execs->lock);
+    tell_started(c);
+}
+
 /* ---- the end of a command ---- */
 
 void sg_command_result(struct sg_command *c, struct sg_exec_result *r)
 {
     *r = (struct sg_exec_result){.exec_id = c->id, .command = c->request.command, .timeout_ms = c->timeout_ms};
     sg_run_outcome(c->run, r);
+}
+
+static void tell_ended(struct sg_service *s, const struct sg_exec_result *r, const struct sg_error *err)
+{
+    if (s->parts.exec_ended)
+        s->parts.exec_ended(s->parts.exec_ended_arg, r, err);
 }
 
 /* r NULL: err. A caller that is only just being hooked unhooks itself. */
@@ -120,7 +178,10 @@ static void answer_all(struct sg_caller *callers, const struct sg_exec_result *r
         a->answered = true;
         if (a->cancel && sg_cancel_unhook(a->cancel, &a->hangup))
             caller_unref(a);
-        a->done(a->arg, r, err);
+        if (a->started && !a->told && a->cmd->exists)
+            tell(a);
+        else if (!a->told)
+            a->done(a->arg, r, err);
         caller_unref(a);
     }
 }
@@ -154,9 +215,12 @@ static struct sg_caller *settle(struct sg_command *c, const struct sg_exec_resul
                                 struct sg_command **ret_dropped)
 {
     struct sg_execs *x = c->s->execs;
+    sg_cleanup(sg_free_p) char *text = !c->log ? NULL : r ? sg_exec_exit_text(r) : sg_exec_error_text(err);
 
     pthread_mutex_lock(&x->lock);
-    bool keep = c->chosen && sg_run_has_started(c->run) && sg_cancel_fired(sg_entry_cancel(c->lease)) == SG_CANCEL_NONE;
+    if (c->log) /* in one step with the state: who sees one sees the other */
+        sg_exec_log_end(c->log, r ? SG_EVENT_EXIT : SG_EVENT_ERROR, text);
+    bool keep = c->keeps && sg_run_has_started(c->run) && sg_cancel_fired(sg_entry_cancel(c->lease)) == SG_CANCEL_NONE;
     if (!keep) {
         sg_commands_remove(x, c);
         DL_APPEND(*ret_dropped, c);
@@ -173,6 +237,8 @@ static struct sg_caller *settle(struct sg_command *c, const struct sg_exec_resul
     struct sg_caller *callers = c->callers;
     c->callers = NULL;
     pthread_mutex_unlock(&x->lock);
+    if (c->log)
+        sg_exec_log_wake(c->log);
     return callers;
 }
 
@@ -204,6 +270,7 @@ static void command_done(void *arg, struct sg_run *run, const struct sg_error *e
         sg_command_result(c, &r);
     struct sg_caller *callers = settle(c, err ? NULL : &r, err, &dropped);
     sg_entry_exec_end(c->lease, !err);
+    tell_ended(c->s, err ? NULL : &r, err);
     answer_all(callers, err ? NULL : &r, err);
     if (!err)
         sg_hold_unref(r.keep);
@@ -233,6 +300,7 @@ static int start_run(struct sg_command *c, struct sg_sandbox *sb, struct sg_erro
 {
     struct sg_env env = {0};
     int64_t cap = c->request.max_output_bytes;
+    bool collects = c->keeps || !c->log; /* else the events are all there is of its output */
 
     int rc = base_env(c, &env, err);
     if (rc == 0) {
@@ -245,7 +313,10 @@ static int start_run(struct sg_command *c, struct sg_sandbox *sb, struct sg_erro
                                             .pipe_bytes = 64U * 1024U},
                                    .stdin_data = c->request.stdin_data,
                                    .stdin_len = c->request.stdin_len,
-                                   .max_output_bytes = cap > 0 ? (size_t)cap : c->s->cfg.exec_output_max,
+                                   .stdin_stays = c->request.detach && !c->request.stdin_given,
+                                   .max_output_bytes = !collects ? 0 : cap > 0 ? (size_t)cap : c->s->cfg.exec_output_max,
+                                   .log = c->log,
+                                   .started = process_exists,
                                    .done = command_done,
                                    .arg = c};
         c->refs++; /* command_done's */
@@ -269,6 +340,7 @@ static void fail_start(struct sg_command *c, const struct sg_error *err)
     DL_APPEND(dropped, c);
     pthread_mutex_unlock(&x->lock);
     sg_entry_exec_end(c->lease, false);
+    tell_ended(c->s, NULL, err);
     answer_all(callers, NULL, err);
     sg_commands_let_go(dropped);
 }
@@ -292,22 +364,33 @@ static void start(struct sg_command *c, struct sg_sandbox *sb)
     pthread_mutex_unlock(&x->lock);
     if (kill != SG_KILLED_NOT)
         sg_run_kill(c->run, kill);
+    tell_started(c);
 }
 
 /* ---- callers ---- */
 
-/* The table's lock is held. The hook is put in by hook_caller(), without it. */
-static struct sg_caller *attach(struct sg_command *c, const struct sg_exec_args *args)
+/* The table's lock is held. The hook is put in by hook_caller(), without it. NULL: the events asked for are not there. */
+static struct sg_caller *attach(struct sg_command *c, const struct sg_exec_args *args, struct sg_error *err)
 {
-    struct sg_caller *a = sg_xcalloc(1, sizeof *a);
+    bool detached = c->detached;
+    struct sg_exec_reader *reader = NULL;
 
-    a->refs = args->cancel ? 3 : 2; /* the command's, ours until hooked, the hook's */
+    if (args->stream && !c->log) {
+        sg_error_field(err, SG_EXEC_ID_CONFLICT, "exec_id", "the command of that id was started without a stream");
+        return NULL;
+    }
+    if (args->stream && sg_exec_reader_new(c->log, args->after, !detached, &reader, err) < 0)
+        return NULL;
+    struct sg_caller *a = sg_xcalloc(1, sizeof *a);
     a->cmd = c;
     c->refs++;
-    a->cancel = args->cancel ? sg_cancel_ref(args->cancel) : NULL;
+    a->cancel = args->cancel && !detached ? sg_cancel_ref(args->cancel) : NULL;
+    a->refs = a->cancel ? 3 : 2; /* the command's, ours until hooked, the hook's */
     a->hangup.fired = caller_hung_up;
+    a->started = args->stream || detached ? args->started : NULL;
     a->done = args->done;
     a->arg = args->arg;
+    a->reader = reader;
     DL_APPEND(c->callers, a);
     return a;
 }
@@ -323,11 +406,25 @@ static void hook_caller(struct sg_caller *a)
     caller_unref(a);
 }
 
-static void fail(const struct sg_exec_args *args, struct sg_error *err)
+static void fail(struct sg_service *s, const struct sg_exec_args *args, struct sg_error *err)
 {
+    tell_ended(s, NULL, err);
     args->done(args->arg, NULL, err);
     sg_error_clear(err);
     sg_exec_request_finish(args->request);
+}
+
+/* From a command that has ended. reader: given to the caller. */
+static void answer_kept(struct sg_command *c, const struct sg_exec_args *args, bool wants_start, struct sg_exec_reader *reader)
+{
+    struct sg_exec_info info;
+
+    sg_command_info(c, &info);
+    if (wants_start)
+        args->started(args->arg, &info, reader);
+    else
+        args->done(args->arg, &info.result, NULL);
+    sg_command_info_end(&info);
 }
 
 /* A command of that id is there: attach to it or answer from it. */
@@ -335,27 +432,29 @@ static void repeat(struct sg_execs *x, struct sg_command *c, const struct sg_exe
 {
     struct sg_error err = {0};
     struct sg_caller *a = NULL;
+    struct sg_exec_reader *reader = NULL;
+    bool wants_start = args->stream || c->detached;
+    bool running = c->state == SG_EXEC_RUNNING;
 
     if (!sg_streq(c->request.hash, args->request->hash))
         sg_error_field(&err, SG_EXEC_ID_CONFLICT, "exec_id", "another command was started under the id \"%s\"", c->id);
-    else if (c->state == SG_EXEC_LOST)
+    else if (running)
+        a = attach(c, args, &err);
+    else if (c->state == SG_EXEC_LOST && !wants_start)
         sg_error_copy(&err, &c->failure);
-    else if (c->state == SG_EXEC_RUNNING)
-        a = attach(c, args);
-    bool finished = !a && err.code == SG_OK;
+    else if (args->stream)
+        sg_exec_reader_new(c->log, args->after, false, &reader, &err);
     c->refs++;
     pthread_mutex_unlock(&x->lock);
-    if (a)
+    if (a) {
         hook_caller(a);
-    if (finished) {
-        struct sg_exec_result r;
-        sg_command_result(c, &r);
-        args->done(args->arg, &r, NULL);
-        sg_hold_unref(r.keep);
+        tell_started(c);
+    } else if (err.code == SG_OK) {
+        answer_kept(c, args, wants_start, reader);
     }
     sg_command_unref(c);
     if (err.code != SG_OK)
-        fail(args, &err);
+        fail(x->s, args, &err);
     else
         sg_exec_request_finish(args->request);
 }
@@ -369,8 +468,11 @@ static struct sg_command *command_new(struct sg_service *s, const struct sg_exec
     c->lease = sg_entry_ref(args->lease);
     c->request = *args->request;
     *args->request = (struct sg_exec_request){0};
-    c->chosen = c->request.exec_id[0] != '\0';
-    if (c->chosen)
+    c->detached = c->request.detach;
+    c->keeps = c->detached || c->request.exec_id[0] != '\0';
+    if (c->keeps || args->stream)
+        c->log = sg_exec_log_new(c->keeps ? s->cfg.exec_history_max : 0, SG_EXEC_WINDOW, &s->execs->memory);
+    if (c->request.exec_id[0])
         snprintf(c->id, sizeof c->id, "%s", c->request.exec_id);
     else
         sg_id_new("exec", c->id);
@@ -381,8 +483,8 @@ static struct sg_command *command_new(struct sg_service *s, const struct sg_exec
 
 static int check_request(struct sg_service *s, const struct sg_exec_request *q, struct sg_error *err)
 {
-    if (q->detach || q->tty)
-        return sg_error_field(err, SG_NOT_SUPPORTED, q->detach ? "detach" : "tty", "is not available on this server yet");
+    if (q->tty)
+        return sg_error_field(err, SG_NOT_SUPPORTED, "tty", "is not available on this server yet");
     if (q->timeout_ms > s->cfg.exec_timeout_max_ms)
         return sg_error_field(err, SG_TIMEOUT_ABOVE_MAXIMUM, "timeout", "is above this server's maximum of %lld seconds",
                               (long long)(s->cfg.exec_timeout_max_ms / 1000));
@@ -401,7 +503,7 @@ void sg_service_exec(struct sg_service *s, const struct sg_exec_args *args)
     const char *id = args->request->exec_id;
 
     if (check_request(s, args->request, &err) < 0) {
-        fail(args, &err);
+        fail(s, args, &err);
         return;
     }
     pthread_mutex_lock(&x->lock);
@@ -411,7 +513,7 @@ void sg_service_exec(struct sg_service *s, const struct sg_exec_args *args)
     }
     pthread_mutex_unlock(&x->lock);
     if (sg_entry_exec_begin(args->lease, args->who->max_execs, &sb, &err) < 0) {
-        fail(args, &err);
+        fail(s, args, &err);
         return;
     }
     pthread_mutex_lock(&x->lock);
@@ -423,12 +525,18 @@ void sg_service_exec(struct sg_service *s, const struct sg_exec_args *args)
     }
     sg_commands_prune(x, sg_entry_id(args->lease), &dropped);
     c = command_new(s, args);
-    sg_commands_add(x, c);
-    struct sg_caller *a = attach(c, args);
+    struct sg_caller *a = attach(c, args, &err);
+    if (a)
+        sg_commands_add(x, c);
     pthread_mutex_unlock(&x->lock);
     sg_commands_let_go(dropped);
-    start(c, sb);
-    hook_caller(a);
+    if (a) {
+        start(c, sb);
+        hook_caller(a);
+    } else {
+        sg_entry_exec_end(args->lease, false);
+        fail(s, args, &err);
+    }
     sg_command_unref(c);
     sg_sandbox_unref(sb);
 }

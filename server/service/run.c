@@ -31,12 +31,16 @@ struct sg_run {
     struct sg_error end_error;
     bool ended;
     struct stream out, err;
+    struct sg_exec_log *log; /* or NULL */
+    bool dying;              /* it was killed: what it still writes is little, nobody waits for readers any more */
     struct kept *kept; /* one reference on its hold; NULL: dropped */
     struct sg_pipe *in;
     const uint8_t *stdin_data;
     size_t stdin_len, stdin_done;
     struct sg_exit exit;
+    bool stdin_stays;
     int64_t started_us;
+    void (*told_start)(void *arg);
     void (*done)(void *arg, struct sg_run *run, const struct sg_error *err);
     void *arg;
 };
@@ -79,6 +83,7 @@ struct sg_run *sg_run_unref(struct sg_run *run)
     sg_pipe_unref(run->in);
     if (run->kept)
         sg_hold_unref(run->kept->hold);
+    sg_exec_log_unref(run->log);
     sg_error_clear(&run->end_error);
     pthread_mutex_destroy(&run->lock);
     free(run);
@@ -114,27 +119,49 @@ static void keep(struct stream *s, const char *data, size_t n)
         s->kept = NULL;
 }
 
-/* Takes everything the pipe has; the next byte wakes us again. After the end nothing may change any more. */
+/* The run's lock is held. Takes what the pipe has, as long as the log takes it. After the end nothing may change any more. */
+static void gather(struct stream *s, bool all)
+{
+    struct sg_run *run = s->run;
+    char piece[SG_EXEC_LOG_PIECE];
+    ssize_t n;
+
+    while (!run->ended && (all || !run->log || !sg_exec_log_full(run->log)) && (n = sg_pipe_read(s->pipe, piece, sizeof piece)) > 0) {
+        s->total += (uint64_t)n;
+        keep(s, piece, (size_t)n);
+        if (run->log)
+            sg_exec_log_output(run->log, s == &run->out ? SG_EVENT_STDOUT : SG_EVENT_STDERR, piece, (size_t)n);
+    }
+}
+
+/* The pipe has something; the next byte wakes us again. */
 static void collect(void *arg)
 {
     struct stream *s = arg;
-    char piece[16 * 1024];
-    ssize_t n;
+    struct sg_run *run = s->run;
 
-    pthread_mutex_lock(&s->run->lock);
-    while (!s->run->ended && (n = sg_pipe_read(s->pipe, piece, sizeof piece)) > 0) {
-        s->total += (uint64_t)n;
-        keep(s, piece, (size_t)n);
-    }
-    pthread_mutex_unlock(&s->run->lock);
+    pthread_mutex_lock(&run->lock);
+    gather(s, run->dying);
+    pthread_mutex_unlock(&run->lock);
+    if (run->log)
+        sg_exec_log_wake(run->log);
 }
 
-static void ref_feeder(void *arg)
+/* The log takes more. */
+static void collect_both(void *arg)
+{
+    struct sg_run *run = arg;
+
+    collect(&run->out);
+    collect(&run->err);
+}
+
+static void ref_whole(void *arg)
 {
     sg_run_ref(arg);
 }
 
-static void unref_feeder(void *arg)
+static void unref_whole(void *arg)
 {
     sg_run_unref(arg);
 }
@@ -162,21 +189,23 @@ static void detach_pipes(struct sg_run *run)
 {
     sg_pipe_set_reader(run->out.pipe, NULL);
     sg_pipe_set_reader(run->err.pipe, NULL);
-    if (run->in)
+    if (run->in && !run->stdin_stays)
         sg_pipe_set_writer(run->in, NULL);
+    if (run->log)
+        sg_exec_log_set_space(run->log, NULL);
 }
 
 /* Ends the run once; the reference that the sink held goes with it. */
 static void finish(struct sg_run *run, const struct sg_error *err)
 {
-    collect(&run->out);
-    collect(&run->err);
-    detach_pipes(run);
     pthread_mutex_lock(&run->lock);
+    gather(&run->out, true); /* what is left is no more than the pipes hold */
+    gather(&run->err, true);
     run->ended = true;
     run->stdin_data = NULL;
     run->stdin_len = run->stdin_done = 0;
     pthread_mutex_unlock(&run->lock);
+    detach_pipes(run);
     run->done(run->arg, run, err);
     sg_run_unref(run);
 }
@@ -200,7 +229,11 @@ static void report_end(struct sg_run *run, const struct sg_exit *exit, const str
 
 static void on_started(void *arg)
 {
-    ((struct sg_run *)arg)->started = true;
+    struct sg_run *run = arg;
+
+    run->started = true;
+    if (run->told_start)
+        run->told_start(run->arg);
 }
 
 static void on_failed(void *arg, const struct sg_error *err)
@@ -216,15 +249,17 @@ static void on_exited(void *arg, const struct sg_exit *exit)
 static void connect_pipes(struct sg_run *run)
 {
     struct sg_waker w = {.wake = collect, .ref = ref_run, .unref = unref_run};
+    struct sg_waker whole = {.wake = collect_both, .ref = ref_whole, .unref = unref_whole, .arg = run};
 
+    if (run->log)
+        sg_exec_log_set_space(run->log, &whole);
     w.arg = &run->out;
     sg_pipe_set_reader(run->out.pipe, &w);
     w.arg = &run->err;
     sg_pipe_set_reader(run->err.pipe, &w);
-    if (run->in) {
-        struct sg_waker f = {.wake = feed, .ref = ref_feeder, .unref = unref_feeder, .arg = run};
-        sg_pipe_set_writer(run->in, &f);
-    }
+    whole.wake = feed;
+    if (run->in && !run->stdin_stays)
+        sg_pipe_set_writer(run->in, &whole);
 }
 
 static void attach(struct sg_run *run)
@@ -255,10 +290,13 @@ int sg_run_start(const struct sg_run_args *args, struct sg_run **ret, struct sg_
     run->err.kept = &run->kept->err;
     run->stdin_data = args->stdin_data;
     run->stdin_len = args->stdin_len;
+    run->stdin_stays = args->stdin_stays && args->stdin_len == 0;
+    run->log = args->log ? sg_exec_log_ref(args->log) : NULL;
+    run->told_start = args->started;
     run->started_us = sg_now_us();
     run->done = args->done;
     run->arg = args->arg;
-    spec.stdin_open = args->stdin_len > 0;
+    spec.stdin_open = args->stdin_len > 0 || run->stdin_stays;
     if (sg_sandbox_exec(args->sb, &spec, &sink, &run->exec, err) < 0) {
         run->refs = 1;
         sg_run_unref(run);
@@ -274,7 +312,17 @@ int sg_run_start(const struct sg_run_args *args, struct sg_run **ret, struct sg_
 
 void sg_run_kill(struct sg_run *run, enum sg_killed_by why)
 {
+    pthread_mutex_lock(&run->lock);
+    run->dying = true;
+    pthread_mutex_unlock(&run->lock);
     run->exec->ops->kill(run->exec, why);
+    if (run->log)
+        collect_both(run);
+}
+
+struct sg_pipe *sg_run_stdin(const struct sg_run *run)
+{
+    return run->stdin_stays ? run->in : NULL;
 }
 
 int sg_run_signal(struct sg_run *run, int signo, struct sg_error *err)

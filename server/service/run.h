@@ -1,21 +1,16 @@
-/* One command whose output is gathered in memory up to a cap: the head is kept, everything is counted.
+/* One command whose output is gathered in memory up to a cap, the head is kept, everything is counted; and which goes, where
+ * somebody may want to follow it, into a log of events, too.
  *
- * This is the synchronous reader of the two output pipes of backends/driver.h; a streaming reader takes the same pipes
- * instead. Reference counted; every function may be called on any thread.
+ * Reference counted; every function may be called on any thread.
  */
 #ifndef SG_RUN_H
 #define SG_RUN_H
 
 #include "backends/driver.h"
 #include "model/exec_json.h"
+#include "service/exec_log.h"
 
 struct sg_run;
-
-/* What all commands together may keep of their output; embedded in the service, outlives every run. */
-struct sg_run_memory {
-    _Atomic size_t used;
-    size_t max;
-};
 
 struct sg_run_args {
     struct sg_run_memory *memory; /* when it is used up, output is counted and no longer kept */
@@ -23,7 +18,11 @@ struct sg_run_args {
     struct sg_exec_spec spec;   /* borrowed for the call */
     const uint8_t *stdin_data;  /* borrowed until done; NULL: none */
     size_t stdin_len;
+    bool stdin_stays;           /* without stdin_data: open until sg_run_stdin() is closed, else the command reads end of file */
     size_t max_output_bytes;    /* kept of each stream */
+    struct sg_exec_log *log;    /* or NULL; a reference is taken. A full log stops the reading, and so the command. */
+    /* MAY be NULL. The process exists; before anything is read of it. Maybe before sg_run_start() returns. No locks held. */
+    void (*started)(void *arg);
     /* Exactly once when sg_run_start() returned 0, maybe before it returns (then on the same thread, *ret set). err NULL: it ended, see sg_run_outcome().
      * No locks held. */
     void (*done)(void *arg, struct sg_run *run, const struct sg_error *err);
@@ -39,6 +38,9 @@ struct sg_run *sg_run_unref(struct sg_run *run);
 void sg_run_kill(struct sg_run *run, enum sg_killed_by why);
 /* SG_CONFLICT once the command has ended. */
 int sg_run_signal(struct sg_run *run, int signo, struct sg_error *err);
+
+/* The command's standard input, borrowed; NULL when it was not left open. */
+struct sg_pipe *sg_run_stdin(const struct sg_run *run);
 
 /* Did the command's process exist? After done: false means that nothing was started. */
 bool sg_run_has_started(const struct sg_run *run);

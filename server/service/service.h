@@ -11,6 +11,7 @@
 #include "base/workq.h"
 #include "lease/registry.h"
 #include "lease/store.h"
+#include "model/exec_json.h"
 #include "model/lease_request.h"
 #include "model/principal.h"
 #include "model/selection.h"
@@ -41,6 +42,10 @@ struct sg_service_parts {
     const struct sg_names *held_credentials; /* names of the credentials this server has */
     bool budget_set;
     int64_t budget_microusd;
+    /* MAY be NULL. A command has ended (r), or err: it was refused, not started, or its outcome is lost. Borrowed; any thread, no locks
+     * held. */
+    void (*exec_ended)(void *arg, const struct sg_exec_result *r, const struct sg_error *err);
+    void *exec_ended_arg;
 };
 
 int sg_service_new(const struct sg_service_config *cfg, const struct sg_service_parts *parts, struct sg_service **ret,

@@ -27,7 +27,7 @@ UNKNOWN_LEASE = "lease_00000000000000000000000000"
 
 # What a probe of an operation sends: its answer has no effect that another test would notice. {lease} is a live lease of tenant a.
 BODIES = {"select": {}, "createLease": {"nope": 1}, "extendLease": {"nope": 1}, "exec": {"nope": 1}, "signalExec": {"signal": "CONT"},
-          "moveFile": {"from": "no-such", "to": "there"}, "issueEndpoint": {"port": 8000}, "verifyReceipt": {}, "putFile": b"",
+          "writeExecStdin": b"", "moveFile": {"from": "no-such", "to": "there"}, "issueEndpoint": {"port": 8000}, "verifyReceipt": {}, "putFile": b"",
           "putTar": bytes(1024)}
 QUERIES = {"getFile": "path=kept.txt", "statFile": "path=kept.txt", "putFile": "path=probe.txt", "deleteFile": "path=no-such",
            "makeDirectory": "path=probe-dir", "getTar": "path=kept.txt", "putTar": "path=probe-tar"}
@@ -238,9 +238,16 @@ def test_accept(server, operations, lease):
             else:
                 assert r.status == 406 and r.code == "not_acceptable" and r.json()["field"] == "Accept", (op.id, unwanted, r)
         for taken in ("*/*", "application/json", "application/*", "text/html, */*;q=0.1", "application/json;charset=utf-8", "nonsense"):
+            if op.id == "getExecOutput":
+                taken = taken.replace("/json", "/x-ndjson")
             assert op.request(server.admin, UNKNOWN_LEASE, headers={"Accept": taken}).status != 406, (op.id, taken)
-    r = server.a.post(f"/leases/{lease}/exec", {"command": "touch not-run"}, headers={"Accept": "image/png"})
-    assert r.status == 406 and server.a.exec(lease, "ls not-run")["returncode"] != 0
+    # Told before it runs.
+    r = server.a.exec_response(lease, "touch ran")
+    assert r.status == 200
+    for kind in ("text/plain", "application/json;q=0, text/event-stream;q=0, application/x-ndjson;q=0"):
+        r = server.a.post(f"/leases/{lease}/exec", {"command": "touch not-run"}, headers={"Accept": kind})
+        assert r.status == 406
+    assert server.a.exec(lease, "rm ran; ls not-run")["returncode"] != 0
 
 
 WRONG = ({}, {"Authorization": "Bearer guess"}, {"Authorization": "Bearer "}, {"Authorization": "Basic dTpw"}, {"Authorization": "token-a"},
@@ -461,7 +468,7 @@ def test_refused_by_policy(server, lease):
     refused(server.a.post("/leases", {"policy": {"required_capabilities": ["gpu"]}}), 422, "no_backend_satisfies_policy")
     refused(server.a.post(f"/leases/{lease}/extend", {"timeout_sec": 1e9}), 422, "timeout_above_maximum", "timeout_sec")
     refused(server.a.exec_response(lease, "true", timeout=1e9), 422, "timeout_above_maximum", "timeout")
-    refused(server.a.exec_response(lease, "true", detach=True), 422, "not_supported", "detach")
+    refused(server.a.exec_response(lease, "true", tty={"rows": 24, "cols": 80}), 422, "not_supported", "tty")
     refused(server.a.exec_response(lease, "true", cwd="none"), 422, "cwd_not_found")
 
 

@@ -116,13 +116,15 @@ if (observed) {
     }
     let body
     try {
-      body = JSON.parse(a.body)
+      body = type === 'application/x-ndjson' ? a.body.split('\n').filter((l) => l).map((l) => JSON.parse(l)) : [JSON.parse(a.body)]
     } catch (e) {
       fail(`${a.method} ${a.path} ${status}: not JSON`)
       continue
     }
-    if (!schemas[type](body))
-      fail(`${o.op.operationId} ${status}: ${ajv.errorsText(schemas[type].errors)}: ${a.body.slice(0, 400)}`)
+    for (const one of body)
+      if (!schemas[type](one))
+        fail(`${o.op.operationId} ${status}: ${ajv.errorsText(schemas[type].errors)}: ${JSON.stringify(one).slice(0, 400)}`)
+    body = body[0]
     if (a.status >= 400 && body.status !== a.status) fail(`${a.method} ${a.path}: status ${a.status} but body says ${body.status}`)
   }
   let documented = 0

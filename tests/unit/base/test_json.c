@@ -145,3 +145,44 @@ Test(json, reader_names_the_member)
     cr_expect_eq(sg_json_begin(&r, json_object_get(v, "s"), "exec.s", &err), -1);
     sg_error_clear(&err);
 }
+
+/* Every byte at every place of a word, against the plain rule. */
+Test(json, strings_are_escaped_wherever_the_special_byte_stands)
+{
+    for (int c = 1; c < 0x80; c++)
+        for (size_t at = 0; at < 17; at++) {
+            char text[18] = "abcdefghijklmnopq", want[40];
+            text[at] = (char)c;
+            char one[8];
+            if (strchr("\b\t\n\f\r\"\\", c))
+                snprintf(one, sizeof one, "\\%c", "btnfr\"\\"[strchr("\b\t\n\f\r\"\\", c) - "\b\t\n\f\r\"\\"]);
+            else
+                snprintf(one, sizeof one, c < 0x20 ? "\\u%04x" : "%c", c);
+            snprintf(want, sizeof want, "\"%.*s%s%s\"", (int)at, text, one, text + at + 1);
+            struct sg_buf b;
+            sg_buf_init(&b, 100);
+            cr_assert_eq(sg_json_add_string(&b, text, 17), 0);
+            cr_assert_str_eq(b.data, want);
+            sg_buf_finish(&b);
+        }
+}
+
+Test(json, long_strings_are_whole)
+{
+    struct sg_buf text, b;
+    sg_buf_init(&text, 1 << 20);
+    sg_buf_init(&b, 1 << 20);
+    for (int i = 0; i < 3000; i++)
+        cr_assert_eq(sg_buf_addf(&text, "%d\xc3\xa9%c", i, i % 40 + 1), 0);
+    cr_assert_eq(sg_json_add_string(&b, text.data, text.len), 0);
+    json_t *v = json_loadb(b.data, b.len, JSON_DECODE_ANY, NULL);
+    cr_assert_not_null(v);
+    cr_assert_str_eq(json_string_value(v), text.data);
+    json_decref(v);
+    struct sg_buf small;
+    sg_buf_init(&small, 2000);
+    cr_assert_eq(sg_json_add_string(&small, text.data, text.len), -1);
+    sg_buf_finish(&small);
+    sg_buf_finish(&text);
+    sg_buf_finish(&b);
+}

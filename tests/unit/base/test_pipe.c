@@ -197,3 +197,57 @@ Test(pipe, descriptors)
     sg_pipe_unref(p);
     cr_assert_null(sg_pipe_unref(NULL));
 }
+
+Test(pipe, asking_whether_it_is_over_turns_no_wake_away)
+{
+    struct sg_pipe *p = sg_pipe_new(4);
+    struct party party = {0};
+    struct sg_waker w = waker(&party);
+    char data[8];
+    sg_pipe_set_writer(p, &w);
+    cr_assert_eq(sg_pipe_write(p, "abcdef", 6), 4);
+    party.wakes = 0;
+    cr_assert_not(sg_pipe_is_over(p));
+    cr_assert_eq(sg_pipe_read(p, data, 8), 4);
+    cr_assert_eq(party.wakes, 1);
+    sg_pipe_stop(p);
+    cr_assert(sg_pipe_is_over(p));
+    sg_pipe_unref(p);
+}
+
+Test(pipe, flush_is_for_what_was_read)
+{
+    struct sg_pipe *p = sg_pipe_new(8);
+    struct party party = {0};
+    struct sg_waker w = waker(&party);
+    char data[8];
+    cr_assert_eq(sg_pipe_flush(p), 0);
+    cr_assert_eq(sg_pipe_write(p, "abcd", 4), 4);
+    sg_pipe_set_writer(p, &w);
+    party.wakes = 0;
+    cr_assert_eq(sg_pipe_flush(p), -EAGAIN);
+    cr_assert_eq(sg_pipe_read(p, data, 2), 2);
+    cr_assert_eq(party.wakes, 1);
+    cr_assert_eq(sg_pipe_flush(p), -EAGAIN);
+    cr_assert_eq(sg_pipe_read(p, data, 8), 2);
+    cr_assert_eq(party.wakes, 2);
+    cr_assert_eq(sg_pipe_flush(p), 0);
+    cr_assert_eq(sg_pipe_write(p, "abc", 3), 3);
+    cr_assert_eq(sg_pipe_flush(p), -EAGAIN);
+    sg_pipe_stop(p);
+    cr_assert_eq(party.wakes, 3);
+    cr_assert_eq(sg_pipe_flush(p), -EPIPE);
+    cr_assert_eq(sg_pipe_dropped(p), 3);
+    sg_pipe_unref(p);
+}
+
+Test(pipe, flush_of_a_pipe_that_was_read_and_stopped)
+{
+    struct sg_pipe *p = sg_pipe_new(8);
+    char data[8];
+    cr_assert_eq(sg_pipe_write(p, "abcd", 4), 4);
+    cr_assert_eq(sg_pipe_read(p, data, 8), 4);
+    sg_pipe_stop(p);
+    cr_assert_eq(sg_pipe_flush(p), 0);
+    sg_pipe_unref(p);
+}

@@ -41,3 +41,35 @@ Test(accept, several_lines_are_one_list)
     cr_assert(sg_accepts(h, 2, "image/png"));
     cr_assert_not(sg_accepts(h, 2, "text/plain"));
 }
+
+static const char *best(const char *accept)
+{
+    static const char *const types[] = {"application/json", "application/x-ndjson", "text/event-stream", NULL};
+    const struct sg_header h[] = {{"Host", "h"}, {"accept", accept}};
+    return types[sg_accept_best(h, SG_COUNT_OF(h), types)];
+}
+
+Test(accept, the_best_of_several)
+{
+    static const char *const cases[][2] = {
+        {"", "application/json"},
+        {"*/*", "application/json"},
+        {"application/*", "application/json"},
+        {"application/json", "application/json"},
+        {"application/x-ndjson", "application/x-ndjson"},
+        {"text/event-stream", "text/event-stream"},
+        {"text/*", "text/event-stream"},
+        {"text/event-stream, */*", "text/event-stream"},
+        {"*/*, text/event-stream", "text/event-stream"},
+        {"*/*, text/event-stream;q=0.5", "application/json"},
+        {"application/json, text/event-stream", "application/json"},
+        {"text/event-stream, application/json", "text/event-stream"},
+        {"application/json;q=0.5, application/x-ndjson;q=0.501", "application/x-ndjson"},
+        {"application/json;q=0, */*", "application/x-ndjson"},
+        {"application/x-ndjson;q=0, application/*", "application/json"},
+        {"text/event-stream;q=0, image/png", "application/json"},
+    };
+    for (size_t i = 0; i < SG_COUNT_OF(cases); i++)
+        cr_assert_str_eq(best(cases[i][0]), cases[i][1], "%s", cases[i][0]);
+    cr_assert_eq(sg_accept_best(NULL, 0, (const char *const[]){"a/b", "c/d", NULL}), 0);
+}

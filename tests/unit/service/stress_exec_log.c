@@ -132,10 +132,12 @@ static void *writer_main(void *arg)
         while (sg_exec_log_full(log))
             bell_wait(b);
         sg_exec_log_output(log, SG_EVENT_STDOUT, text, (size_t)len);
+        sg_exec_log_wake(log);
         if (sg_exec_log_bytes(log) > HISTORY + WINDOW + 200)
             die("too much is kept");
     }
     sg_exec_log_end(log, SG_EVENT_EXIT, "{}");
+    sg_exec_log_wake(log);
     sg_exec_log_set_space(log, NULL);
     bell_unref(b);
     return NULL;
@@ -143,7 +145,8 @@ static void *writer_main(void *arg)
 
 static void round_of(size_t history)
 {
-    struct sg_exec_log *log = sg_exec_log_new(history, WINDOW);
+    struct sg_run_memory memory = {.max = 1 << 20};
+    struct sg_exec_log *log = sg_exec_log_new(history, WINDOW, &memory);
     struct job jobs[FOLLOWERS + 3];
     pthread_t threads[FOLLOWERS + 4];
     size_t n = 0;
@@ -164,6 +167,8 @@ static void round_of(size_t history)
             die("an attached reader did not get to the end");
     }
     sg_exec_log_unref(log);
+    if (memory.used != 0)
+        die("memory was not given back");
 }
 
 int main(void)

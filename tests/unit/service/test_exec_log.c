@@ -5,6 +5,7 @@
 
 struct rig {
     struct sg_exec_log *log;
+    struct sg_run_memory memory;
     int woken, space;
 };
 
@@ -21,7 +22,8 @@ static void has_space(void *arg)
 static struct rig *rig_new(size_t history, size_t window)
 {
     struct rig *g = sg_xcalloc(1, sizeof *g);
-    g->log = sg_exec_log_new(history, window);
+    g->memory.max = 1 << 24;
+    g->log = sg_exec_log_new(history, window, &g->memory);
     sg_exec_log_set_space(g->log, &(struct sg_waker){.wake = has_space, .arg = g});
     return g;
 }
@@ -29,6 +31,7 @@ static struct rig *rig_new(size_t history, size_t window)
 static void rig_free(struct rig *g)
 {
     sg_exec_log_unref(g->log);
+    cr_assert_eq(g->memory.used, 0);
     free(g);
 }
 
@@ -43,6 +46,7 @@ static struct sg_exec_reader *reader(struct rig *g, uint64_t after, bool attache
 static void out(struct rig *g, const char *text)
 {
     sg_exec_log_output(g->log, SG_EVENT_STDOUT, text, strlen(text));
+    sg_exec_log_wake(g->log);
 }
 
 static void expect(struct sg_exec_reader *r, uint64_t seq, enum sg_event_type type, const char *data, size_t len, bool binary)
@@ -203,6 +207,8 @@ Test(exec_log, readers_are_woken_once)
     cr_assert_eq(next(r), 1);
     cr_assert_eq(next(r), -EAGAIN);
     sg_exec_log_end(g->log, SG_EVENT_EXIT, NULL);
+    cr_assert_eq(g->woken, 2);
+    sg_exec_log_wake(g->log);
     cr_assert_eq(g->woken, 3);
     sg_exec_reader_free(r);
     rig_free(g);
@@ -296,5 +302,23 @@ Test(exec_log, an_event_being_read_survives_being_dropped)
     cr_assert_eq(memcmp(e.data, "kept for the moment", e.len), 0);
     cr_assert_eq(next(r), -ESTALE);
     sg_exec_reader_free(r);
+    rig_free(g);
+}
+
+Test(exec_log, what_all_keep_is_bounded)
+{
+    struct rig *g = rig_new(1 << 20, 1000);
+    struct sg_exec_reader *r = NULL;
+    g->memory.max = 5000;
+    for (int i = 0; i < 1000; i++) {
+        out(g, "some more output\n");
+        cr_assert_leq(g->memory.used, 5000);
+        cr_assert_eq(g->memory.used, sg_exec_log_bytes(g->log));
+    }
+    g->memory.used += 10000; /* others */
+    out(g, "x");
+    cr_assert_eq(sg_exec_log_bytes(g->log), 0);
+    g->memory.used -= 10000;
+    cr_assert_eq(sg_exec_reader_new(g->log, 0, false, &r, NULL), -1);
     rig_free(g);
 }

@@ -1,0 +1,209 @@
+/* Pulled by the connection that sends it: events are encoded one after the other into what it has room for. So a stream holds one encoded
+ * event, and only while it is being sent. */
+#include "http/exec_stream.h"
+
+#include <errno.h>
+#include <pthread.h>
+
+#include "base/clock.h"
+
+/* The largest event: a piece of output in which every byte needs six, or the exit of a command line of 1 MiB. */
+#define EVENT_MAX ((size_t)8 * 1024 * 1024)
+
+struct stream {
+    _Atomic int refs; /* the answer's; the timer's */
+    struct sg_reactor *reactor;
+    struct sg_exec_reader *reader;
+    enum sg_event_format format;
+    bool follow;
+    /* The sending thread's: */
+    struct sg_buf line; /* the event being sent */
+    size_t sent;        /* of it */
+    bool over;          /* no further events */
+    bool failed;        /* out of memory: cut, rather than leave an event out */
+    _Atomic bool ping;
+    _Atomic int64_t said_ms; /* when the last bytes went out */
+    pthread_mutex_t lock;
+    struct sg_waker waker; /* under lock */
+    /* The reactor's: */
+    struct sg_timer timer;
+    struct sg_task arm, disarm;
+};
+
+static void stream_unref(struct stream *s)
+{
+    if (--s->refs > 0)
+        return;
+    pthread_mutex_destroy(&s->lock);
+    sg_buf_finish(&s->line);
+    free(s);
+}
+
+/* ---- pings ---- */
+
+static void wake(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    struct sg_waker w = s->waker;
+    if (w.wake && w.ref)
+        w.ref(w.arg);
+    pthread_mutex_unlock(&s->lock);
+    if (!w.wake)
+        return;
+    w.wake(w.arg);
+    if (w.unref)
+        w.unref(w.arg);
+}
+
+static void silent(struct sg_timer *t)
+{
+    struct stream *s = sg_container_of(t, struct stream, timer);
+    int64_t now = sg_now_ms();
+    int64_t due = s->said_ms + SG_EXEC_PING_MS;
+
+    if (due <= now) {
+        s->ping = true;
+        wake(s);
+        due = now + SG_EXEC_PING_MS;
+    }
+    sg_timer_set(s->reactor, t, due);
+}
+
+static void arm(struct sg_task *t)
+{
+    struct stream *s = sg_container_of(t, struct stream, arm);
+
+    s->timer.fire = silent;
+    sg_timer_set(s->reactor, &s->timer, sg_now_ms() + SG_EXEC_PING_MS);
+}
+
+/* Posted after the other one, so it runs after it. */
+static void disarm(struct sg_task *t)
+{
+    struct stream *s = sg_container_of(t, struct stream, disarm);
+
+    sg_timer_cancel(s->reactor, &s->timer);
+    stream_unref(s);
+}
+
+/* ---- the answer ---- */
+
+static void encode(struct stream *s, const struct sg_exec_event *e)
+{
+    s->failed = sg_exec_event_encode(e, s->format, &s->line) < 0;
+}
+
+static void encode_dropped(struct stream *s)
+{
+    struct sg_error err = {0};
+
+    sg_error_set(&err, SG_HISTORY_DROPPED, "this reader was slower than the command's history is long");
+    sg_cleanup(sg_free_p) char *text = sg_exec_error_text(&err);
+    encode(s, &(struct sg_exec_event){.type = SG_EVENT_ERROR, .data = text, .len = text ? strlen(text) : 0});
+    s->over = true;
+}
+
+/* Puts the next event into the line. 1: there is one; 0: that was the last one; -EAGAIN: none now. */
+static int take(struct stream *s)
+{
+    struct sg_exec_event e;
+    int n = s->over ? 0 : sg_exec_reader_next(s->reader, &e);
+
+    if (n > 0) {
+        encode(s, &e);
+    } else if (n == -ESTALE) {
+        encode_dropped(s);
+    } else if (n == 0 || !s->follow) {
+        s->over = true;
+        return 0;
+    } else if (s->ping) {
+        s->ping = false;
+        encode(s, &(struct sg_exec_event){.type = SG_EVENT_PING});
+    } else {
+        return n;
+    }
+    return 1;
+}
+
+/* As sg_body_source.read, 1 for an event. */
+static int next(struct stream *s)
+{
+    s->line.len = s->sent = 0;
+    int n = s->failed ? -EIO : take(s);
+    return s->failed ? -EIO : n;
+}
+
+static ssize_t stream_read(void *arg, char *data, size_t max)
+{
+    struct stream *s = arg;
+    size_t done = 0;
+
+    while (done < max) {
+        if (s->sent == s->line.len) {
+            int n = next(s);
+            if (n <= 0 && done == 0) {
+                sg_buf_finish(&s->line); /* silence costs no memory */
+                s->sent = 0;
+                return n;
+            }
+            if (n <= 0)
+                break; /* asked again after this is sent */
+        }
+        size_t n = s->line.len - s->sent < max - done ? s->line.len - s->sent : max - done;
+        memcpy(data + done, s->line.data + s->sent, n);
+        s->sent += n;
+        done += n;
+    }
+    s->said_ms = sg_now_ms();
+    s->ping = false;
+    return (ssize_t)done;
+}
+
+static void stream_set_waker(void *arg, const struct sg_waker *w)
+{
+    struct stream *s = arg;
+
+    if (w && w->ref)
+        w->ref(w->arg);
+    pthread_mutex_lock(&s->lock);
+    struct sg_waker old = s->waker;
+    s->waker = w ? *w : (struct sg_waker){0};
+    pthread_mutex_unlock(&s->lock);
+    if (old.unref)
+        old.unref(old.arg);
+    sg_exec_reader_set_waker(s->reader, w);
+}
+
+static void stream_close(void *arg)
+{
+    struct stream *s = arg;
+
+    s->reader = sg_exec_reader_free(s->reader);
+    if (s->follow)
+        sg_reactor_post(s->reactor, &s->disarm);
+    stream_unref(s);
+}
+
+void sg_exec_stream_respond(struct sg_request *r, struct sg_reactor *reactor, struct sg_exec_reader *reader, enum sg_event_format format,
+                            bool follow)
+{
+    struct stream *s = sg_xcalloc(1, sizeof *s);
+
+    s->refs = follow ? 2 : 1;
+    s->reactor = reactor;
+    s->reader = reader;
+    s->format = format;
+    s->follow = follow;
+    s->said_ms = sg_now_ms();
+    s->arm.run = arm;
+    s->disarm.run = disarm;
+    pthread_mutex_init(&s->lock, NULL);
+    sg_buf_init(&s->line, EVENT_MAX);
+    if (follow)
+        sg_reactor_post(reactor, &s->arm);
+    sg_respond_header(r, "Cache-Control", "no-store");
+    sg_respond_header(r, "X-Accel-Buffering", "no"); /* a gateway must pass on each event as it comes */
+    sg_respond_header(r, "X-Content-Type-Options", "nosniff");
+    struct sg_body_source source = {.read = stream_read, .set_waker = stream_set_waker, .close = stream_close, .arg = s};
+    sg_respond_source(r, 200, sg_event_format_type(format), &source);
+}

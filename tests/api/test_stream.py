@@ -1,0 +1,770 @@
+"""Commands as streams of events, attached and detached: what a client sees that reads slowly, leaves, comes back, or sits behind a gateway."""
+import base64
+import concurrent.futures
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+
+import pytest
+
+from harness import SLOW, Client, Server, wait_until
+
+NDJSON, SSE = "application/x-ndjson", "text/event-stream"
+
+
+class Stream:
+    """One streaming answer, read byte by byte from a socket of its own: status, headers, then events as they come."""
+
+    def __init__(self, port, method, path, body=None, accept=NDJSON, headers=None, step=65536, rcvbuf=None, version="1.1", timeout=60 * SLOW):
+        self.sock = socket.socket()
+        if rcvbuf:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
+        self.sock.settimeout(timeout)
+        self.sock.connect(("127.0.0.1", port))
+        self.step, self.raw, self.text, self.complete, self.accept = step, b"", b"", False, accept
+        data = b"" if body is None else json.dumps(body).encode()
+        head = {"Host": "h", "Accept": accept, "Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
+        self.sock.sendall(f"{method} {path} HTTP/{version}\r\n".encode() + b"".join(f"{k}: {v}\r\n".encode() for k, v in head.items()) + b"\r\n" + data)
+        while b"\r\n\r\n" not in self.raw:
+            assert self._more(), self.raw
+        head, self.raw = self.raw.split(b"\r\n\r\n", 1)
+        lines = head.decode().split("\r\n")
+        self.status = int(lines[0].split()[1])
+        self.headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines[1:])}
+        self.chunked = self.headers.get("transfer-encoding") == "chunked"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def close(self):
+        self.sock.close()
+
+    def _more(self):
+        data = self.sock.recv(self.step)
+        self.raw += data
+        return len(data) > 0
+
+    def _need(self, n):
+        while len(self.raw) < n:
+            if not self._more():
+                raise EOFError("cut")
+        out, self.raw = self.raw[:n], self.raw[n:]
+        return out
+
+    def _line(self):
+        while b"\r\n" not in self.raw:
+            if not self._more():
+                raise EOFError("cut")
+        out, self.raw = self.raw.split(b"\r\n", 1)
+        return out
+
+    def _chunk(self):
+        """The next piece of the body; b"" at its proper end."""
+        if not self.chunked:
+            if not self.raw and not self._more():
+                return b""
+            out, self.raw = self.raw, b""
+            return out
+        out = self._need(int(self._line(), 16))
+        assert self._need(2) == b"\r\n"
+        return out
+
+    def events(self, pings=False):
+        """Every event until the body's proper end; EOFError when it is cut."""
+        end = b"\n\n" if self.accept == SSE else b"\n"
+        while True:
+            while end in self.text:
+                frame, self.text = self.text.split(end, 1)
+                e = self._parse(frame.decode())
+                if pings or e["type"] != "ping":
+                    yield e
+            piece = self._chunk()
+            if not piece:
+                break
+            self.text += piece
+        assert self.text == b"", self.text
+        self.complete = True
+
+    def _parse(self, frame):
+        if self.accept != SSE:
+            return json.loads(frame)
+        fields = dict(line.split(": ", 1) for line in frame.split("\n"))
+        e = json.loads(fields["data"])
+        assert fields["event"] == e["type"] and fields.get("id") == (str(e["seq"]) if "seq" in e else None), frame
+        return e
+
+    def all(self):
+        return list(self.events())
+
+
+def run(server, lease, command, accept=NDJSON, headers=None, **body):
+    known = {k: body.pop(k) for k in ("step", "rcvbuf", "version") if k in body}
+    return Stream(server.port, "POST", f"/leases/{lease}/exec", dict(body, command=command), accept, headers, **known)
+
+
+def follow(server, lease, eid, after=0, accept=NDJSON, wait=True, headers=None, **kw):
+    return Stream(server.port, "GET", f"/leases/{lease}/exec/{eid}/output?after={after}" + ("&follow=1" if wait else ""), None, accept, headers, **kw)
+
+
+def detach(client, lease, command, **body):
+    r = client.post(f"/leases/{lease}/exec", dict(body, command=command, detach=True))
+    assert r.status == 202 and r.header("Location") == f"/leases/{lease}/exec/{r.json()['exec_id']}", r
+    return r.json()["exec_id"]
+
+
+def info(client, lease, eid):
+    r = client.get(f"/leases/{lease}/exec/{eid}")
+    assert r.status == 200, r
+    return r.json()
+
+
+def ended(client, lease, eid, seconds=20):
+    return wait_until(lambda: (lambda i: i if i["state"] != "running" else None)(info(client, lease, eid)), seconds)
+
+
+def data(events, kind="stdout"):
+    return b"".join(base64.b64decode(e["data"]) if e["encoding"] == "base64" else e["data"].encode() for e in events if e["type"] == kind)
+
+
+def numbered(events, first=1):
+    """Without gap or repetition."""
+    assert [e["seq"] for e in events] == list(range(first, first + len(events))), events
+    return events
+
+
+def wait_for(path_exists, client, lease):
+    wait_until(lambda: client.get(f"/leases/{lease}/files/stat?path={path_exists}").status == 200)
+
+
+# ---- what a stream says ----
+
+@pytest.mark.parametrize("accept", [NDJSON, SSE])
+def test_events(server, lease, accept):
+    with run(server, lease, "echo out; sleep 0.1; echo err >&2; sleep 0.1; echo more; exit 3", accept) as s:
+        assert s.status == 200 and s.headers["content-type"] == accept and s.chunked
+        assert s.headers["cache-control"] == "no-store" and s.headers["x-accel-buffering"] == "no"
+        events = numbered(s.all())
+    assert [e["type"] for e in events] == ["start", "stdout", "stderr", "stdout", "exit"]
+    assert [e["data"] for e in events[1:4]] == ["out\n", "err\n", "more\n"] and all(e["encoding"] == "utf-8" for e in events[1:4])
+    start, end = events[0], events[-1]
+    assert start["exec_id"] == end["exec_id"] and s.headers["location"] == f"/leases/{lease}/exec/{start['exec_id']}"
+    assert start["timeout"] > 0 and start["cmd"] == end["cmd"] and re.match(r"\d{4}-\d\d-\d\dT", start["started_at"])
+    assert (end["returncode"], end["signal"], end["timed_out"], end["killed"], end["killed_by"]) == (3, None, False, False, None)
+    assert (end["stdout_bytes_total"], end["stderr_bytes_total"]) == (9, 4) and "stdout" not in end and end["duration_seconds"] >= 0.2
+
+
+def test_the_result_is_that_of_a_synchronous_exec(server, client, lease):
+    for command, more in (("kill -SEGV $$", {}), ("exit 137", {}), (["nosuchcmd"], {}), ("sleep 30", {"timeout": 0.3}), (["/etc/passwd"], {})):
+        plain = client.exec(lease, command, **more)
+        events = run(server, lease, command, **more).all()
+        for key in ("returncode", "signal", "timed_out", "killed", "killed_by", "timeout", "stdout_bytes_total", "stderr_bytes_total", "cmd"):
+            assert events[-1][key] == plain[key], (command, key)
+        assert data(events, "stderr").decode() == plain["stderr"] and data(events).decode() == plain["stdout"]
+
+
+def test_bytes_that_are_not_text(server, lease):
+    s = run(server, lease, r"printf '\377\376ok\n'; sleep 0.1; printf 'a\0b'; sleep 0.1; head -c 300000 /dev/urandom | tee r; sleep 0.1; md5sum < r")
+    events = numbered(s.all())
+    outs = [e for e in events if e["type"] == "stdout"]
+    assert [e["encoding"] for e in outs[:2]] == ["base64", "base64"] and data(outs[:2]) == b"\xff\xfeok\na\0b"
+    import hashlib
+    assert outs[-1]["data"].split()[0] == hashlib.md5(data(outs)[8:-len(outs[-1]["data"])]).hexdigest()
+
+
+@pytest.mark.parametrize("accept", [NDJSON, SSE])
+def test_characters_are_never_split(server, lease, accept):
+    text = "é€😀z" * 3
+    byte_by_byte = "for b in " + " ".join(f"'\\{b:03o}'" for b in text.encode()) + "; do printf $b; sleep 0.01; done"
+    events = run(server, lease, byte_by_byte, accept).all()
+    assert all(e["encoding"] == "utf-8" for e in events if e["type"] == "stdout") and data(events).decode() == text
+    # Across the borders of pieces, too; and what never becomes one is not lost.
+    events = run(server, lease, "printf x; i=0; while [ $i -lt 20000 ]; do echo -n 'é€😀é€😀é€😀'; i=$((i+1)); done; printf '\\360\\237'", accept).all()
+    outs = [e for e in events if e["type"] == "stdout"]
+    assert all(e["encoding"] == "utf-8" for e in outs[:-1]) and outs[-1]["encoding"] == "base64"
+    assert data(outs) == b"x" + "é€😀é€😀é€😀".encode() * 20000 + b"\xf0\x9f"
+
+
+def test_ten_million_bytes_without_a_newline(server, lease):
+    events = numbered(run(server, lease, "head -c 10000000 /dev/zero | tr '\\0' x").all())
+    assert data(events) == b"x" * 10000000 and events[-1]["stdout_bytes_total"] == 10000000
+    assert all(len(e["data"]) <= 33000 for e in events if e["type"] == "stdout")
+    assert data(run(server, lease, "printf 'no newline'").all()) == b"no newline"
+
+
+def test_both_streams_at_once(server, lease):
+    events = numbered(run(server, lease, "head -c 1000000 /dev/zero >&2 & head -c 1000000 /dev/zero; wait").all())
+    assert len(data(events)) == len(data(events, "stderr")) == 1000000
+
+
+def test_what_goes_wrong_before_the_start_is_a_status(server, client, lease):
+    for body, status, code in (({"command": "true", "cwd": "/nope"}, 422, "cwd_not_found"), ({"command": ""}, 400, "invalid_request"),
+                               ({"command": "true", "timeout": 1e9}, 422, "timeout_above_maximum"),
+                               ({"command": "true", "tty": {}}, 422, "not_supported")):
+        for accept in (NDJSON, SSE):
+            for more in ({}, {"detach": True}):
+                r = client.post(f"/leases/{lease}/exec", dict(body, **more), headers={"Accept": accept})
+                assert r.status == status and r.code == code and r.header("Content-Type") == "application/problem+json", r
+    r = client.post(f"/leases/{lease}/exec", {"command": "touch never"}, headers={"Accept": "text/html"})
+    assert r.status == 406 and r.code == "not_acceptable"
+    r = client.post(f"/leases/{lease}/exec", {"command": "touch never"}, headers={"Accept": NDJSON, "Last-Event-ID": "x"})
+    assert r.status == 400 and r.json()["field"] == "Last-Event-ID"
+    r = client.post(f"/leases/{lease}/exec", {"command": "touch never"}, headers={"Accept": NDJSON, "Last-Event-ID": "7"})
+    assert r.status == 400 and r.json()["field"] == "after"
+    assert client.exec(lease, "ls never")["returncode"] != 0
+
+
+def test_head_and_http_1_0(server, client, lease):
+    eid = detach(client, lease, "echo hi")
+    ended(client, lease, eid)
+    with follow(server, lease, eid, version="1.0") as s:
+        assert not s.chunked
+        assert data(s.all()) == b"hi\n"
+    r = client.request("HEAD", f"/leases/{lease}/exec/{eid}/output?follow=1")
+    assert r.status == 200 and r.body == b"" and r.header("Content-Type") == NDJSON
+    assert client.get("/healthz").status == 200
+
+
+# ---- clients ----
+
+@pytest.mark.parametrize("accept", [NDJSON, SSE])
+def test_seven_bytes_at_a_time_and_a_prompt_end(server, lease, accept):
+    with run(server, lease, "for i in 1 2 3 4 5; do echo line $i é; done; sleep 0.3; exit 0", accept, step=7) as s:
+        for e in s.events():
+            at = time.monotonic()  # of the last event
+        assert s.complete and e["type"] == "exit" and time.monotonic() - at < 0.5 * SLOW
+        # The connection is as good as new.
+        s.sock.sendall(b"GET /version HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert s.sock.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_events_come_as_they_happen(server, lease):
+    with run(server, lease, "echo a; sleep 1; echo b") as s:
+        stamps = {e.get("data"): time.monotonic() for e in s.events()}
+    assert 0.7 < stamps["b\n"] - stamps["a\n"] < 1 + 2 * SLOW
+
+
+def rss(server):
+    return server.rss_kib()
+
+
+def test_a_slow_reader_slows_the_command_and_costs_nothing(server, client, lease):
+    """The command counts what it could write; the reader takes nothing, then a little, then all."""
+    command = "i=0; while [ $i -lt 100 ]; do head -c 100000 /dev/zero; i=$((i+1)); echo $i > progress; done"
+
+    def progress():
+        return int(client.read(lease, "progress").body or 0)
+
+    for kind in (NDJSON, SSE):
+        client.exec(lease, "echo 0 > progress")
+        with run(server, lease, command, kind, rcvbuf=8192, step=4096) as s:
+            last = [-1, 0]
+
+            def stalled():
+                now = progress()
+                last[:] = [now, last[1] + 1 if now == last[0] else 0]
+                return last[1] > 20
+            wait_until(stalled, 30)
+            assert 0 < progress() < 80, "the command was not slowed down"
+            held = rss(server)
+            events = s.all()
+        assert progress() == 100 and data(events) == b"\0" * 10000000 and events[-1]["returncode"] == 0
+        assert rss(server) < held + 8192
+
+
+def test_who_hangs_up_kills_the_command_and_all_its_descendants(server, client, lease):
+    for kind in (NDJSON, SSE):
+        s = run(server, lease, "setsid sleep 4321 & (sleep 4321 & wait) & touch up; sleep 4321", kind)
+        wait_for("up", client, lease)
+        s.close()
+        wait_until(lambda: client.exec(lease, "pgrep -f '^sleep 4321' || rm up")["stdout"] == "")
+        wait_until(lambda: client.get(f"/leases/{lease}/exec").json()["items"] == [])
+
+
+def test_two_hundred_clients_that_leave():
+    """200 attached streams of endless output whose clients go away: memory is flat, others do not notice, nothing is left."""
+    n = 50 if SLOW > 1 else 200
+    with Server({"local_bwrap": {"size": 2}}) as s:
+        s.wait_slots(2)
+        c = s.client()
+        a, b = c.lease(), c.lease()
+
+        def leave(i):
+            with run(s, a, "yes", [NDJSON, SSE][i % 2]) as st:
+                assert st.status == 200
+                until = time.monotonic() + 0.5
+                for e in st.events():
+                    if time.monotonic() > until:
+                        break
+
+        def wave():
+            with concurrent.futures.ThreadPoolExecutor(20) as pool:
+                jobs = [pool.submit(leave, i) for i in range(n // 2)]
+                while not all(j.done() for j in jobs):
+                    began = time.monotonic()
+                    assert c.exec(b, "echo hi")["stdout"] == "hi\n"
+                    assert time.monotonic() - began < 5 * SLOW
+                for j in jobs:
+                    j.result()
+            wait_until(lambda: c.get(f"/leases/{a}/exec").json()["items"] == [], 30)
+
+        wave()
+        before, descriptors = rss(s), s.descriptors()
+        wave()
+        assert rss(s) < before + 16384
+        wait_until(lambda: s.descriptors() <= descriptors + 4)
+        assert s.threads() <= 32
+        assert c.exec(a, "pgrep yes")["stdout"] == ""
+
+
+# ---- detached ----
+
+def test_finished_means_that_the_output_is_complete(server, lease, soak):
+    """500 times: whenever the state says finished, the log is whole."""
+    rounds = 100 if SLOW > 1 else 500
+
+    def one(i):
+        c = clients[threading.get_ident() % 4]
+        eid = detach(c, lease, f"echo x{i}")
+        while True:
+            r = info(c, lease, eid)
+            if r["state"] != "running":
+                break
+        assert r["state"] == "finished" and r["result"]["stdout"] == f"x{i}\n", r
+        log = c.get(f"/leases/{lease}/exec/{eid}/output")
+        events = numbered([json.loads(line) for line in log.body.splitlines()])
+        assert [e["type"] for e in events] == ["start", "stdout", "exit"] and events[1]["data"] == f"x{i}\n", events
+    clients = [server.client() for _ in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(rounds)))
+
+
+def test_resume_without_loss_or_repetition(server, client, lease):
+    seen = {}
+    for accept, after in ((NDJSON, "query"), (SSE, "header")):
+        eid = "count-" + after
+        with run(server, lease, "for i in $(seq 1000); do echo $i; case $i in *5) sleep 0.02;; esac; done", accept, detach=True, exec_id=eid) as s:
+            assert s.status == 200
+            events = seen[after] = []
+            for e in s.events():
+                events.append(e)
+                if e["seq"] == 300:
+                    break
+        # It left: the command goes on, and the rest comes each once.
+        with follow(server, lease, eid, 300 if after == "query" else 0, accept,
+                    headers={} if after == "query" else {"Last-Event-ID": "300"}) as s:
+            events += s.all()
+        numbered(events)
+        assert data(events) == b"".join(b"%d\n" % i for i in range(1, 1001)) and events[-1]["returncode"] == 0
+    # The start again, as a stream, from where it was: nothing runs twice.
+    body = {"command": "for i in $(seq 1000); do echo $i; case $i in *5) sleep 0.02;; esac; done", "detach": True, "exec_id": "count-query"}
+    with Stream(server.port, "POST", f"/leases/{lease}/exec", body, headers={"Last-Event-ID": "900"}) as s:
+        assert s.all() == seen["query"][900:]
+    r = client.post(f"/leases/{lease}/exec", body)
+    assert r.status == 202 and r.json()["state"] == "finished" and r.json()["result"]["returncode"] == 0
+
+
+def test_dropped_history_is_gone_never_a_gap():
+    with Server({"local_bwrap": {"size": 1}, "exec": {"history_bytes": "256KiB"}}) as s:
+        c = s.client()
+        id = c.lease()
+        eid = detach(c, id, "head -c 20000000 /dev/zero | tr '\\0' x; echo end")  # a full history blocks nobody
+        r = ended(c, id, eid)
+        assert r["state"] == "finished" and r["result"]["stdout_bytes_total"] == 20000004 and r["result"]["stdout_truncated"] in (True, False)
+        r = c.get(f"/leases/{id}/exec/{eid}/output")
+        assert r.status == 410 and r.code == "history_dropped" and r.json()["oldest_seq"] > 100, r
+        oldest = r.json()["oldest_seq"]
+        assert c.get(f"/leases/{id}/exec/{eid}/output?after={oldest - 2}").status == 410
+        events = numbered(follow(s, id, eid, oldest - 1).all(), oldest)
+        assert data(events).endswith(b"xxxend\n") and 100000 < len(data(events)) <= 262144 and events[-1]["type"] == "exit"
+        assert c.get(f"/leases/{id}/exec/{eid}/output?after={events[-1]['seq'] + 1}").status == 400
+        assert follow(s, id, eid, events[-1]["seq"]).all() == []
+        # A follower that falls behind is told so, in its stream.
+        eid = detach(c, id, "read x; head -c 20000000 /dev/zero")
+        with follow(s, id, eid, rcvbuf=4096, step=1024) as st:
+            next(st.events())
+            assert c.post(f"/leases/{id}/exec/{eid}/stdin", b"go\n").status == 200
+            ended(c, id, eid)
+            events = st.all()
+            assert events[-1]["type"] == "error" and events[-1]["code"] == "history_dropped" and "seq" not in events[-1] and st.complete
+            numbered(events[:-1], 2)
+            assert all(e["type"] == "stdout" for e in events[:-1])
+        assert rss(s) < 120000 * SLOW
+
+
+def test_states(server, client, lease):
+    cases = {"f": ("exit 7", {}, "finished"), "t": ("sleep 60", {"timeout": 0.3}, "timed_out"), "k": ("touch up-k; sleep 60", {}, "killed"),
+             "s": ("kill -TERM $$", {}, "finished")}
+    for eid, (command, more, _) in cases.items():
+        assert detach(client, lease, command, exec_id=eid, **more) == eid
+    wait_for("up-k", client, lease)
+    assert info(client, lease, "k")["state"] == "running" and info(client, lease, "k")["result"] is None
+    assert client.delete(f"/leases/{lease}/exec/k").status == 200
+    for eid, (_, _, state) in cases.items():
+        r = ended(client, lease, eid)
+        assert r["state"] == state and r["result"]["exec_id"] == eid, r
+        assert r["result"]["killed_by"] == {"t": "timeout", "k": "caller"}.get(eid)
+    assert [(i["exec_id"], i["state"]) for i in client.get(f"/leases/{lease}/exec").json()["items"]] == [(k, v[2]) for k, v in cases.items()]
+    assert client.get(f"/leases/{lease}/exec/none").status == 404 and client.get(f"/leases/{lease}/exec/none/output").status == 404
+
+
+def test_starts_are_idempotent(server, client, lease):
+    body = {"command": "echo once >> ran; sleep 0.3; cat ran", "detach": True, "exec_id": "one"}
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        rs = list(pool.map(lambda i: server.client().post(f"/leases/{lease}/exec", body), range(10)))
+        streams = list(pool.map(lambda i: Stream(server.port, "POST", f"/leases/{lease}/exec", body).all(), range(10)))
+    assert all(r.status == 202 for r in rs) and all(s == streams[0] for s in streams) and data(streams[0]) == b"once\n"
+    for other in (dict(body, command="true"), dict(body, detach=False), dict(body, timeout=9)):
+        for accept in ("application/json", NDJSON):
+            r = client.post(f"/leases/{lease}/exec", other, headers={"Accept": accept})
+            assert r.status == 409 and r.code == "exec_id_conflict", r
+    # Attached ones too, and a stream may join a synchronous call of the same id.
+    body = {"command": "echo twice >> ran2; sleep 1; cat ran2", "exec_id": "two"}
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        plain = pool.submit(client.post, f"/leases/{lease}/exec", body)
+        streams = [pool.submit(lambda: Stream(server.port, "POST", f"/leases/{lease}/exec", body).all()) for _ in range(2)]
+        assert plain.result().json()["stdout"] == "twice\n"
+        for s in streams:
+            assert data(s.result()) == b"twice\n"
+    assert data(Stream(server.port, "POST", f"/leases/{lease}/exec", body).all()) == b"twice\n"  # kept
+    assert client.post(f"/leases/{lease}/exec", body).json()["stdout"] == "twice\n"
+    assert data(follow(server, lease, "two", wait=False).all()) == b"twice\n"
+
+
+def test_only_what_somebody_may_follow_is_followed(server, client, lease):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        plain = pool.submit(server.client().exec, lease, "touch up-plain; sleep 1")
+        wait_for("up-plain", client, lease)
+        eid = client.get(f"/leases/{lease}/exec").json()["items"][0]["exec_id"]
+        r = client.get(f"/leases/{lease}/exec/{eid}/output")
+        assert r.status == 409 and r.code == "conflict", r
+        plain.result()
+
+
+def test_five_hundred_followers():
+    """Of one command, each gets everything; no thread for any of them."""
+    n = 60 if SLOW > 1 else 500
+    with Server({"local_bwrap": {"size": 1}}) as s:
+        c = s.client()
+        id = c.lease()
+        eid = detach(c, id, "read x; for i in $(seq 200); do echo $i; done; read x; head -c 100000 /dev/zero; exit 5", exec_id="all")
+        streams = [follow(s, id, eid, accept=[NDJSON, SSE][i % 2]) for i in range(n)]
+        before = rss(s)
+        assert s.threads() <= 32 and all(next(st.events())["type"] == "start" for st in streams)
+        assert c.post(f"/leases/{id}/exec/{eid}/stdin", b"x\n").status == 200
+        assert c.exec(id, "echo hi")["stdout"] == "hi\n"
+        assert c.post(f"/leases/{id}/exec/{eid}/stdin", b"x\n").status == 200
+        ended(c, id, eid, 60)
+        assert s.threads() <= 32 and rss(s) < before + n * 128 + 16384
+        for st in streams:
+            events = numbered(st.all(), 2)
+            assert data(events) == b"".join(b"%d\n" % i for i in range(1, 201)) + b"\0" * 100000 and events[-1]["returncode"] == 5
+            st.close()
+
+
+# ---- input, signals, kills ----
+
+def test_stdin(server, client, lease):
+    url = f"/leases/{lease}/exec"
+    eid = detach(client, lease, "cat; echo end", exec_id="cat")
+    for piece in (b"one\n", b"", b"\xff\0"):
+        r = client.post(f"{url}/{eid}/stdin", piece)
+        assert r.status == 200 and r.json() == {"exec_id": eid, "bytes": len(piece), "eof": False}, r
+    r = client.post(f"{url}/{eid}/stdin?eof=1", iter([b"tw", b"o\n"]))  # chunked
+    assert r.status == 200 and r.json()["bytes"] == 4 and r.json()["eof"] is True
+    assert data(follow(server, lease, eid).all()) == b"one\n\xff\0two\nend\n"
+    r = client.post(f"{url}/{eid}/stdin", b"more")
+    assert r.status == 409 and r.code == "conflict", r
+    assert client.post(f"{url}/none/stdin", b"x").status == 404
+    # Empty and closed at once; given with the start; not left open.
+    eid = detach(client, lease, "wc -c")
+    assert client.post(f"{url}/{eid}/stdin?eof=1").status == 200 and data(follow(server, lease, eid).all()) == b"0\n"
+    eid = detach(client, lease, "cat; sleep 1", stdin="given")
+    assert client.post(f"{url}/{eid}/stdin", b"x").status == 409
+    assert data(follow(server, lease, eid).all()) == b"given"
+    with run(server, lease, "cat; touch up-attached; sleep 1", exec_id="attached") as s:
+        wait_for("up-attached", client, lease)  # its input ended at once
+        assert client.post(f"{url}/attached/stdin", b"x").status == 409
+        s.all()
+
+
+def test_stdin_at_the_commands_pace(server, client, lease):
+    url = f"/leases/{lease}/exec"
+    eid = detach(client, lease, "sleep 1; head -c 20000000 | md5sum; touch read; sleep 0.5; wc -c")
+    block = os.urandom(1000000)
+    held = rss(server)
+
+    def body():
+        for _ in range(20):
+            yield block
+        assert client2.get(f"/leases/{lease}/files/stat?path=read").status in (200, 404)
+    client2 = server.client()
+    began = time.monotonic()
+    r = client.post(f"{url}/{eid}/stdin", body())
+    assert r.status == 200 and r.json()["bytes"] == 20000000 and time.monotonic() - began > 0.9, r
+    assert rss(server) < held + 8192
+    assert client.post(f"{url}/{eid}/stdin?eof=1", b"abc").status == 200
+    import hashlib
+    sums = data(follow(server, lease, eid).all()).decode().split()
+    assert sums == [hashlib.md5(block * 20).hexdigest(), "-", "3"]
+
+
+def test_stdin_never_says_yes_for_bytes_not_taken(server, client, lease):
+    url = f"/leases/{lease}/exec"
+    big = b"x" * 4000000
+    for command in ("head -c 10 >/dev/null", "exec <&-; touch closed; sleep 1", "sleep 0.5", "sleep 60"):
+        eid = detach(client, lease, command, timeout=1)
+        r = client.post(f"{url}/{eid}/stdin?eof=1", big)
+        assert r.status == 409 and r.code == "conflict" and r.json().get("bytes_taken", 0) < 200000, r
+    # One at a time.
+    eid = detach(client, lease, "sleep 1; wc -c")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.client().post, f"{url}/{eid}/stdin?eof=1", b"x" * 1000000)
+        wait_until(lambda: client.post(f"{url}/{eid}/stdin", b"").status == 409)
+        assert first.result().status == 200
+    assert data(follow(server, lease, eid).all()) == b"1000000\n"
+    # A caller that leaves in the middle keeps nobody out.
+    eid = detach(client, lease, "sleep 1; wc -c")
+    with socket.create_connection(("127.0.0.1", server.port)) as s:
+        s.sendall(f"POST {url}/{eid}/stdin HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n".encode() + b"y" * 100000)
+        time.sleep(0.1)
+    wait_until(lambda: client.post(f"{url}/{eid}/stdin?eof=1", b"z").status == 200)
+    assert data(follow(server, lease, eid).all()) == b"100001\n"
+
+
+def test_signals(server, client, lease):
+    url = f"/leases/{lease}/exec"
+    eid = detach(client, lease, "trap 'echo usr1' USR1; trap 'echo term; exit 4' TERM; touch up-signal; while :; do sleep 0.05; done")
+    wait_for("up-signal", client, lease)
+    with follow(server, lease, eid) as s:
+        events = s.events()
+        next(events)
+        for name, said in (("SIGUSR1", "usr1\n"), ("USR1", "usr1\n"), ("15", "term\n")):
+            assert client.post(f"{url}/{eid}/signal", {"signal": name}).status == 200
+            assert next(events)["data"] == said
+        assert next(events)["returncode"] == 4
+    assert client.post(f"{url}/{eid}/signal", {"signal": "TERM"}).status == 409
+    assert client.post(f"{url}/{eid}/signal", {"signal": "NOPE"}).status == 400
+
+
+def test_kill_takes_the_tree_also_of_a_finished_one(server, client, lease):
+    eid = detach(client, lease, "setsid sleep 5432 >/dev/null 2>&1 & sleep 5432 & touch up-tree; exit 0")
+    wait_for("up-tree", client, lease)
+    assert ended(client, lease, eid)["state"] == "finished"
+    assert client.exec(lease, "pgrep -fc '^sleep 5432'")["stdout"] == "2\n"
+    r = client.delete(f"/leases/{lease}/exec/{eid}")
+    assert r.status == 200 and r.json()["state"] == "finished"
+    wait_until(lambda: client.exec(lease, "pgrep -f '^sleep 5432'")["stdout"] == "")
+
+
+# ---- ends that nobody asked for ----
+
+def agent_of(client, lease):
+    """The host's number of the first process in the sandbox."""
+    mark = f"90{time.time_ns() % 10**9}"
+    detach(client, lease, ["sleep", mark])
+
+    def find():
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    if f.read() == b"sleep\0" + mark.encode() + b"\0":
+                        return int(pid)
+            except OSError:
+                pass
+        return None
+    pid = wait_until(find)
+    while pid > 1:
+        with open(f"/proc/{pid}/status") as f:
+            status = f.read()
+        if re.search(r"^NSpid:.*\s1$", status, re.M):
+            return pid
+        pid = int(re.search(r"^PPid:\s+(\d+)", status, re.M)[1])
+    raise AssertionError("no agent found")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can find the agent from outside")
+def test_a_lost_sandbox_is_an_error_never_a_made_up_exit(server, client):
+    for i in range(10 if SLOW > 1 else 25):
+        id = client.lease()
+        command = ["sleep 60", "yes", "while :; do echo x; sleep 0.001; done"][i % 3]
+        accept = [NDJSON, SSE][i % 2]
+        detach(client, id, "while :; do echo x; sleep 0.01; done", exec_id="d")
+        with run(server, id, command, accept) as attached, follow(server, id, "d", accept=accept) as follower:
+            assert next(attached.events())["type"] == next(follower.events())["type"] == "start"
+            os.kill(agent_of(client, id), 9)
+            for s in (attached, follower):
+                last = None
+                for last in s.events():
+                    assert last["type"] in ("stdout", "error"), last
+                assert s.complete and last["type"] == "error" and last["code"] == "sandbox_lost", last
+        r = client.get(f"/leases/{id}/exec/d")
+        assert r.status == 410 or r.json()["state"] == "lost", r
+        wait_until(lambda: client.get(f"/leases/{id}").json()["state"] == "lost")
+        assert client.get(f"/leases/{id}/exec/d/output").status == 410
+        client.terminate(id)
+
+
+def test_the_end_of_the_lease_ends_streams(server, client):
+    id = client.lease()
+    detach(client, id, "while :; do echo x; sleep 0.01; done", exec_id="d")
+    streams = [run(server, id, "sleep 60"), run(server, id, "yes", SSE, rcvbuf=4096), follow(server, id, "d"), follow(server, id, "d", accept=SSE)]
+    for s in streams:
+        assert next(s.events())["type"] == "start"
+    began = time.monotonic()
+    client.terminate(id)
+    for s in streams:
+        last = s.all()[-1]
+        assert last["type"] == "exit" and last["killed_by"] == "lease_end" and last["signal"] == "SIGKILL", last
+        s.close()
+    assert time.monotonic() - began < 10 * SLOW
+    assert client.get(f"/leases/{id}/exec/d").status == 410
+
+
+def test_a_stalled_reader_does_not_hold_the_sandbox(server, client):
+    id = client.lease()
+    with run(server, id, "yes", rcvbuf=4096) as s:
+        assert next(s.events())["type"] == "start"
+        time.sleep(0.3)
+        client.terminate(id)
+        server.wait_slots(4)
+
+
+def test_results_do_not_outlive_the_server_and_nothing_is_made_up():
+    s = Server({"local_bwrap": {"size": 1}}).start()
+    try:
+        c = s.client()
+        id = c.lease()
+        detach(c, id, "sleep 60", exec_id="d")
+        s.kill9()
+        s.start()
+        c = s.client()
+        for path in (f"/leases/{id}/exec/d", f"/leases/{id}/exec/d/output", f"/leases/{id}/exec"):
+            r = c.get(path)
+            assert r.status == 410 and r.code == "sandbox_lost" and "server_restarted" in r.json()["detail"], r
+    finally:
+        s.stop()
+        s.clean()
+
+
+def test_results_are_kept_for_a_while():
+    with Server({"local_bwrap": {"size": 1}, "exec": {"history_ttl": "1s"}}) as s:
+        c = s.client()
+        id = c.lease()
+        eid = detach(c, id, "echo hi")
+        assert ended(c, id, eid)["result"]["stdout"] == "hi\n"
+        wait_until(lambda: c.get(f"/leases/{id}/exec/{eid}").status == 404)
+        assert c.get(f"/leases/{id}/exec/{eid}/output").status == 404
+
+
+# ---- behind a gateway ----
+
+NGINX = """
+daemon off;
+pid {dir}/pid;
+error_log {dir}/error.log;
+worker_processes 1;
+events {{ worker_connections 256; }}
+http {{
+  access_log off;
+  client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/f; uwsgi_temp_path {dir}/u; scgi_temp_path {dir}/s;
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{ proxy_pass http://127.0.0.1:{upstream}; }}
+  }}
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def gateway(server):
+    """An nginx with its default settings in front of the server: buffering, HTTP/1.0 and 60 s to wait for a byte."""
+    nginx = shutil.which("nginx") or "/usr/sbin/nginx"
+    directory = tempfile.mkdtemp(prefix="sandgate-nginx-")
+    os.chmod(directory, 0o755)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with open(directory + "/conf", "w") as f:
+        f.write(NGINX.format(dir=directory, port=port, upstream=server.port))
+    process = subprocess.Popen([nginx, "-p", directory, "-c", directory + "/conf"], stderr=subprocess.DEVNULL)
+
+    def up():
+        assert process.poll() is None, open(directory + "/error.log").read()
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return True
+        except OSError:
+            return False
+    wait_until(up)
+
+    class Gateway:
+        pass
+    g = Gateway()
+    g.port = port
+    yield g
+    process.terminate()
+    process.wait()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.mark.parametrize("accept", [NDJSON, SSE])
+def test_gateway_passes_events_on_as_they_come(gateway, server, lease, accept):
+    with run(gateway, lease, "echo a; sleep 1; echo b", accept) as s:
+        assert s.status == 200 and s.headers["cache-control"] == "no-store"
+        stamps = {e.get("data"): time.monotonic() for e in s.events()}
+    assert stamps["b\n"] - stamps["a\n"] > 0.7 and s.complete
+
+
+def test_gateway_follow_and_stdin(gateway, server, client, lease):
+    eid = detach(client, lease, "cat")
+    with follow(gateway, lease, eid) as s:
+        events = s.events()
+        assert next(events)["type"] == "start"
+        for text in ("one\n", "two\n"):
+            assert Client(gateway_client(gateway, server)).post(f"/leases/{lease}/exec/{eid}/stdin", text.encode()).status == 200
+            assert next(events)["data"] == text
+        assert client.post(f"/leases/{lease}/exec/{eid}/stdin?eof=1").status == 200
+        assert [e["type"] for e in events] == ["exit"]
+
+
+def gateway_client(gateway, server):
+    class Front:
+        port = gateway.port
+        observe = staticmethod(lambda *a: None)
+    return Front
+
+
+def test_gateway_hang_up_reaches_the_command(gateway, server, client, lease):
+    s = run(gateway, lease, "touch up-gw; sleep 6543")
+    wait_for("up-gw", client, lease)
+    s.close()
+    wait_until(lambda: client.exec(lease, "pgrep -f '^sleep 6543'")["stdout"] == "")
+
+
+def test_silence_is_interrupted_by_pings(gateway, server, lease, soak):
+    """Both ways at once. What a gateway would cut after 60 s of silence lives on pings at most 15 s apart."""
+    silence = 120 if soak else 12
+
+    def watch(front, accept):
+        with run(front, lease, f"sleep {silence}; echo done", accept) as s:
+            stamps, events = [time.monotonic()], []
+            for e in s.events(pings=True):
+                stamps.append(time.monotonic())
+                events.append(e)
+        assert max(b - a for a, b in zip(stamps, stamps[1:])) < 15
+        assert [e["type"] for e in events if e["type"] != "ping"] == ["start", "stdout", "exit"]
+        pings = [e for e in events if e["type"] == "ping"]
+        assert len(pings) >= silence // 15 + (silence < 15) and all("seq" not in e for e in pings)
+        numbered([e for e in events if e["type"] != "ping"])
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for job in [pool.submit(watch, gateway, NDJSON), pool.submit(watch, gateway, SSE), pool.submit(watch, server, SSE)]:
+            job.result()
