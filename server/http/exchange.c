@@ -250,7 +250,6 @@ static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
     r->suspended = false;
     bool answered = r->answered;
     r->answered = true; /* a late one is thrown away */
-    bool hung_up = r->hung_up;
     void (*on_end)(void *arg, bool delivered) = r->on_end;
     r->on_end = NULL;
     pthread_mutex_unlock(&r->lock);
@@ -274,7 +273,7 @@ static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
         r->answer.taken(r->answer.taken_arg, NULL, -1, NULL, 0);
     report(r, complete);
     if (on_end)
-        on_end(r->on_end_arg, complete && !hung_up);
+        on_end(r->on_end_arg, complete && !r->too_late);
     if (r->counted)
         atomic_fetch_sub(&h->requests, 1);
     if (r->dispatched)

@@ -145,6 +145,7 @@ struct sg_request {
     bool close;           /* no next request on this connection */
     bool body_ended;
     bool cut;             /* the answer was not (wholly) given */
+    bool too_late;        /* the client was gone before the answer was handed over */
     int sent_status;      /* of the answer handed to the client, 0: none */
     uint64_t bytes_in, bytes_out, drained;
     size_t moved;         /* body bytes since the deadline was set */

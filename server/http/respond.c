@@ -366,6 +366,9 @@ enum MHD_Result sg_answer_queue(struct sg_request *r, struct MHD_Connection *mhd
 {
     struct MHD_Response *resp = make_response(r);
     r->state = SG_REQ_QUEUED;
+    pthread_mutex_lock(&r->lock);
+    r->too_late = r->hung_up; /* who leaves from here on may have had the answer first */
+    pthread_mutex_unlock(&r->lock);
     if (!resp) {
         r->cut = true;
         return MHD_NO;

@@ -392,3 +392,20 @@ def test_stalled_download_does_not_hold_the_slot():
         except OSError:
             pass
         assert got < 100000000
+
+
+def test_caller_that_leaves_with_its_answer_keeps_the_lease():
+    """One connection per call, closed as soon as the answer is there: what curl does."""
+    with Server({"local_bwrap": {"size": 2}}) as s:
+        c = s.client()
+        for _ in range(100):
+            q = s.connect()
+            q.sendall(b"POST /leases HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+            text = b""
+            while b"\r\n\r\n" not in text or not text.endswith(b"}\n"):
+                text += q.recv(65536)
+            q.close()
+            assert text.startswith(b"HTTP/1.1 201"), text
+            id = json.loads(text.split(b"\r\n\r\n", 1)[1])["id"]
+            assert c.exec(id, "true")["returncode"] == 0
+            c.terminate(id)

@@ -3,6 +3,7 @@
  * in the same process; anything else is ignored. Completion events go
  * to stderr, one line each.
  */
+#include <pthread.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -356,7 +357,9 @@ static void handle_file(struct sg_request *r, void *app)
 struct sink {
     _Atomic int refs;
     struct sg_timer timer;
-    struct sg_task task;
+    struct sg_task task, end_task;
+    pthread_mutex_t lock;
+    bool over; /* under the lock: nothing posts `task` any more */
     struct fixture *f;
     struct sg_request *r;
     struct sg_pipe *pipe;
@@ -376,26 +379,41 @@ static void sink_unref(void *arg)
     if (--s->refs > 0)
         return;
     s->f->outstanding--;
+    pthread_mutex_destroy(&s->lock);
     free(s);
 }
 
 static void sink_free(struct sg_task *t)
 {
-    sink_unref(sg_container_of(t, struct sink, task));
+    sink_unref(sg_container_of(t, struct sink, end_task));
+}
+
+/* A waker may run on while the reactor ends the sink, so posting and ending exclude each other. */
+static void sink_post(struct sink *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (!s->over)
+        sg_reactor_post(s->f->reactor, &s->task);
+    pthread_mutex_unlock(&s->lock);
 }
 
 static void sink_end(struct sink *s)
 {
+    pthread_mutex_lock(&s->lock);
+    s->over = true;
+    pthread_mutex_unlock(&s->lock);
     sg_pipe_set_reader(s->pipe, NULL);
     sg_req_unref(s->r);
-    s->task.run = sink_free;
-    sg_reactor_post(s->f->reactor, &s->task);
+    s->end_task.run = sink_free;
+    sg_reactor_post(s->f->reactor, &s->end_task); /* after a task that is queued already */
 }
 
 static void sink_run(struct sg_task *t)
 {
     struct sink *s = sg_container_of(t, struct sink, task);
     char block[8192];
+    if (s->over) /* only this thread sets it */
+        return;
     for (;;) {
         size_t want = s->each && s->each < (int64_t)sizeof block ? (size_t)s->each : sizeof block;
         s->starved = true;
@@ -435,7 +453,7 @@ static void sink_wake(void *arg)
 {
     struct sink *s = arg;
     if (!s->every_ms || s->starved)
-        sg_reactor_post(s->f->reactor, &s->task);
+        sink_post(s);
 }
 
 static void sink_attach(struct sg_task *t)
@@ -445,7 +463,7 @@ static void sink_attach(struct sg_task *t)
     s->task.run = sink_run;
     s->timer.fire = sink_tick;
     sg_pipe_set_reader(s->pipe, &w);
-    sg_reactor_post(s->f->reactor, &s->task);
+    sink_post(s);
 }
 
 static void sink_open(struct sink *s)
@@ -473,6 +491,7 @@ static void handle_upload(struct sg_request *r, void *app)
     struct fixture *f = app;
     struct sink *s = sg_xcalloc(1, sizeof *s);
     s->refs = 1;
+    pthread_mutex_init(&s->lock, NULL);
     f->outstanding++;
     s->f = f;
     s->r = sg_req_ref(r);
