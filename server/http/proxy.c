@@ -50,6 +50,9 @@ static void pass_fields(struct proxy_call *c, const struct sg_h1_head *head)
     for (size_t i = 0; i < head->n_fields; i++)
         if (sg_proxy_field_passes(head, i, &c->side))
             pass_field(c, head->fields[i].name, head->fields[i].value);
+    const char *type = sg_h1_field_get(head, "Content-Type");
+    if (type != NULL && strncasecmp(type, "text/event-stream", 17) == 0 && sg_h1_field_get(head, "X-Accel-Buffering") == NULL)
+        (void)sg_respond_header(c->r, "X-Accel-Buffering", "no"); /* a gateway must not collect events either */
     if (head->status == 101 || c->side.own_origin)
         return;
     /* Each policy holds beside the others, so a further one can only narrow what the service allows. */

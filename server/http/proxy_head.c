@@ -222,15 +222,25 @@ char *sg_proxy_upgrade(const struct sg_header *headers, size_t n)
 
 /* ---- response ---- */
 
+/* Gateways do as they are told here by whatever they forward to, such as answer with a file of their own. */
+static bool commands_gateway(const char *name)
+{
+    static const char *const names[] = {"X-Sendfile",    "X-Sendfile2",    "X-Lighttpd-Send-File", "X-Lighttpd-Send-Tempfile",
+                                        "X-Reproxy-URL", "X-Reproxy-File", NULL};
+    bool accel = strncasecmp(name, "X-Accel-", 8) == 0 && strcasecmp(name, "X-Accel-Buffering") != 0;
+    return accel || listed(name, names);
+}
+
 bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i, const struct sg_proxy_side *to)
 {
     /* What would act on the origin of the API, which is not the service's. */
-    static const char *const origin_wide[] = {"Set-Cookie", "Service-Worker-Allowed", NULL};
+    static const char *const origin_wide[] = {"Set-Cookie", "Service-Worker-Allowed", "NEL",       "Report-To",
+                                              "Accept-CH",  "Origin-Agent-Cluster",   "Set-Login", NULL};
     /* What reaches beyond an origin (Clear-Site-Data: cookies of the whole domain), is the gateway's to say, or ours. */
     static const char *const never[] = {"Set-Cookie2",  "Clear-Site-Data", "Alt-Svc", "Strict-Transport-Security",
                                         "X-Request-Id", NULL};
     const char *name = head->fields[i].name;
-    if (next_hop_only(name, to->trailers) || ours(name) || listed(name, never) ||
+    if (next_hop_only(name, to->trailers) || ours(name) || commands_gateway(name) || listed(name, never) ||
         (!to->own_origin && listed(name, origin_wide)))
         return false;
     for (size_t k = 0; k < head->n_fields; k++)

@@ -173,10 +173,15 @@ Test(proxy_head, response_fields)
                                              {"SANDGATE-error", "x"},
                                              {"Upgrade", "h2"},
                                              {"Location", "/x"},
-                                             {"Trailer", "x"}},
-                                  .n_fields = 12};
+                                             {"Trailer", "x"},
+                                             {"x-accel-redirect", "/x"},
+                                             {"X-Accel-Buffering", "no"},
+                                             {"X-Sendfile", "/x"},
+                                             {"nel", "{}"},
+                                             {"Report-To", "{}"}},
+                                  .n_fields = 17};
     static const bool passes[] = {true,  true,  false, false, false, false,
-                                  false, false, false, false, true,  false};
+                                  false, false, false, false, true,  false, false, true,  false, false, false};
     for (size_t i = 0; i < h.n_fields; i++)
         cr_assert_eq(sg_proxy_field_passes(&h, i, &(struct sg_proxy_side){0}), passes[i], "%s", h.fields[i].name);
 }
