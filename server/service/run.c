@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 
 /* What is kept of both streams, for as long as anybody reads it. */
 struct kept {
@@ -49,7 +50,7 @@ static void kept_free(void *arg)
 {
     struct kept *k = arg;
 
-    k->memory->used -= k->reserved;
+    atomic_fetch_sub(&k->memory->used, k->reserved);
     sg_buf_finish(&k->out);
     sg_buf_finish(&k->err);
     free(k);
@@ -109,8 +110,8 @@ static void keep(struct stream *s, const char *data, size_t n)
         return;
     size_t room = s->kept->cap - s->kept->len;
     size_t want = n < room ? n : room;
-    if ((k->memory->used += want) > k->memory->max || sg_buf_add_some(s->kept, data, want) < want) {
-        k->memory->used -= want;
+    if (atomic_fetch_add(&k->memory->used, want) + want > k->memory->max || sg_buf_add_some(s->kept, data, want) < want) {
+        atomic_fetch_sub(&k->memory->used, want);
         s->kept = NULL;
         return;
     }
