@@ -362,12 +362,20 @@ static void add_headers(struct sg_request *r, struct MHD_Response *resp)
         MHD_add_response_header(resp, "Connection", "close");
 }
 
+/* The client's end of stream is here already, whether or not the watch has told yet. */
+static bool has_left(const struct sg_conn *c)
+{
+    char byte;
+
+    return recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
 enum MHD_Result sg_answer_queue(struct sg_request *r, struct MHD_Connection *mhd)
 {
     struct MHD_Response *resp = make_response(r);
     r->state = SG_REQ_QUEUED;
     pthread_mutex_lock(&r->lock);
-    r->too_late = r->hung_up; /* who leaves from here on may have had the answer first */
+    r->too_late = r->hung_up || (r->on_end && has_left(r->conn)); /* who leaves later may have had the answer first */
     pthread_mutex_unlock(&r->lock);
     if (!resp) {
         r->cut = true;
