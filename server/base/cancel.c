@@ -69,9 +69,9 @@ enum sg_cancel_reason sg_cancel_fired(const struct sg_cancel *c)
 
 bool sg_cancel_hook(struct sg_cancel *c, struct sg_cancel_hook *h)
 {
-    h->next = NULL;
-    h->prev = NULL;
     (void)pthread_mutex_lock(&c->lock);
+    h->next = NULL; /* under the lock: somebody may try to take it out already */
+    h->prev = NULL;
     enum sg_cancel_reason why = sg_cancel_fired(c);
     if (why == SG_CANCEL_NONE) {
         h->next = c->hooks;
