@@ -400,6 +400,29 @@ void sg_req_wake_locked(struct sg_request *r)
     }
 }
 
+static void wake(void *arg)
+{
+    struct sg_request *r = arg;
+    pthread_mutex_lock(&r->lock);
+    sg_req_wake_locked(r);
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void waker_ref(void *arg)
+{
+    sg_req_get(arg);
+}
+
+static void waker_unref(void *arg)
+{
+    sg_req_put(arg);
+}
+
+struct sg_waker sg_req_waker(struct sg_request *r)
+{
+    return (struct sg_waker){.wake = wake, .ref = waker_ref, .unref = waker_unref, .arg = r};
+}
+
 int sg_req_suspend(struct sg_request *r)
 {
     int result = 1;

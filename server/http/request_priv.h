@@ -201,6 +201,8 @@ void sg_req_fire(struct sg_request *r, enum sg_cancel_reason why);
 bool sg_req_hangup(struct sg_request *r, bool sure);
 /* r locked: resumes it if it is suspended, else remembers. */
 void sg_req_wake_locked(struct sg_request *r);
+/* The same for a pipe that the request reads or writes; the pipe keeps a reference. */
+struct sg_waker sg_req_waker(struct sg_request *r);
 /* Suspends unless something happened meanwhile. 1: suspended, leave the callback now; 0: look again; -1: the server
  * stops or the request is aborted. Daemon thread, no lock held. */
 int sg_req_suspend(struct sg_request *r);

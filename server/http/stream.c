@@ -4,24 +4,6 @@
 
 #include "http/request_priv.h"
 
-static void pipe_wake(void *arg)
-{
-    struct sg_request *r = arg;
-    pthread_mutex_lock(&r->lock);
-    sg_req_wake_locked(r);
-    pthread_mutex_unlock(&r->lock);
-}
-
-static void waker_ref(void *arg)
-{
-    sg_req_get(arg);
-}
-
-static void waker_unref(void *arg)
-{
-    sg_req_put(arg);
-}
-
 static bool gone(struct sg_request *r)
 {
     pthread_mutex_lock(&r->lock);
@@ -104,7 +86,7 @@ struct MHD_Response *sg_stream_response(struct sg_request *r)
         return NULL;
     }
     r->response = r->answer.content_length < 0 ? resp : NULL;
-    struct sg_waker w = {.wake = pipe_wake, .ref = waker_ref, .unref = waker_unref, .arg = r};
+    struct sg_waker w = sg_req_waker(r);
     if (r->answer.kind == SG_ANSWER_SOURCE)
         r->answer.source.set_waker(r->answer.source.arg, &w);
     else

@@ -6,24 +6,6 @@
 
 #define MOVES_AT_LEAST ((size_t)1024) /* per body_ms */
 
-static void upload_wake(void *arg)
-{
-    struct sg_request *r = arg;
-    pthread_mutex_lock(&r->lock);
-    sg_req_wake_locked(r);
-    pthread_mutex_unlock(&r->lock);
-}
-
-static void waker_ref(void *arg)
-{
-    sg_req_get(arg);
-}
-
-static void waker_unref(void *arg)
-{
-    sg_req_put(arg);
-}
-
 struct sg_pipe *sg_req_body_pipe(struct sg_request *r)
 {
     pthread_mutex_lock(&r->lock);
@@ -45,7 +27,7 @@ struct sg_pipe *sg_req_body_pipe(struct sg_request *r)
     } else if (empty) {
         sg_pipe_close(p);
     } else {
-        struct sg_waker w = {.wake = upload_wake, .ref = waker_ref, .unref = waker_unref, .arg = r};
+        struct sg_waker w = sg_req_waker(r);
         sg_pipe_set_writer(p, &w);
         pthread_mutex_lock(&r->lock);
         bool late = !r->mhd || !r->body_pending;
