@@ -247,9 +247,22 @@ static int write_head(const struct proxy_call *c, const struct sg_proxy_args *ar
     return sg_proxy_request_head(&q, head, err);
 }
 
+/* On the path form a worker made of what a sandbox says would be the API's origin for good. */
+static int check_purpose(const struct proxy_call *c, struct sg_error *err)
+{
+    const char *purpose = sg_req_header(c->r, "Sec-Fetch-Dest");
+    bool worker = sg_req_header(c->r, "Service-Worker") != NULL || (purpose != NULL && sg_streq(purpose, "serviceworker"));
+    if (c->side.own_origin || !worker)
+        return 0;
+    sg_error_set(err, SG_FORBIDDEN, "service workers exist only at an endpoint's own host, not below the API's origin");
+    return sg_error_reason(err, "service_worker");
+}
+
 static int start(struct proxy_call *c, const struct sg_proxy_args *args, struct sg_error *err)
 {
     struct sg_request *r = c->r;
+    if (check_purpose(c, err) < 0)
+        return -1;
     const char *target = args->rest != NULL ? args->rest : sg_req_raw_target(r);
     size_t prefix_len = 0;
     if (!c->side.own_origin && sg_proxy_split(target, &prefix_len, err) < 0)

@@ -4,8 +4,8 @@
  * 127.0.0.1:PORT, and in X-Forwarded-For, -Proto, -Host and -Prefix how it was reached; what the client says
  * in such headers is dropped, as are hop-by-hop headers and every valid token of ours. An application's own
  * Authorization arrives. Redirects are passed on; a Location that points at the service itself gets the
- * public prefix. What would command the gateway before us (X-Accel-Redirect and the like) is cut. On the path form a sandbox shares the API's origin, so cookies and other origin-wide headers are cut and
- * documents are sandboxed. On the host form it has one of its own: its cookies pass, for its own host only, and our own
+ * public prefix. What would command the gateway before us (X-Accel-Redirect and the like) is cut. On the path form a sandbox shares the API's origin, so cookies and other origin-wide headers are cut,
+ * documents are sandboxed and service workers refused. On the host form it has one of its own: its cookies pass, for its own host only, and our own
  * never reaches it; a page of its own shows as Origin what Host says. Trailers pass to the service, and to clients that take
  * them. When a client asks for another protocol (WebSocket and others, but not HTTP/2) and the service agrees with
  * 101, bytes go both ways from then on, unlooked at.

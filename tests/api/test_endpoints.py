@@ -95,6 +95,14 @@ def test_whom_the_proxy_refuses(server, client, lease):
         assert client.get(f"/leases/{lease}/proxy/{port}/").status in (400, 404)
 
 
+def test_no_service_workers_at_the_apis_origin(client, lease):
+    start_service(client, lease)
+    for headers in ({"Service-Worker": "script"}, {"Sec-Fetch-Dest": "serviceworker"}):
+        r = client.get(f"/leases/{lease}/proxy/8000/worker.js", headers=headers)
+        assert (r.status, r.code, r.header("Sandgate-Error"), r.json()["reason"]) == (403, "forbidden", "forbidden", "service_worker")
+    assert client.get(f"/leases/{lease}/proxy/8000/", headers={"Sec-Fetch-Dest": "worker"}).status == 200
+
+
 def test_only_the_sandboxs_own_ports(server, client, lease):
     """The server itself listens on the host's loopback, which is not the sandbox's."""
     r = client.get(f"/leases/{lease}/proxy/{server.port}/healthz")

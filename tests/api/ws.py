@@ -29,8 +29,26 @@ def frame(opcode, payload, mask):
     return head + key + masked.to_bytes(n, "big")
 
 
+def read_message(conn):
+    """(opcode, payload) of the next message, put together from its fragments, or of a control frame, which must not be between them."""
+    whole = None
+    while True:
+        last, opcode, data = read_part(conn)
+        if opcode >= CLOSE:
+            assert whole is None
+            return opcode, data
+        whole = (opcode, data) if opcode else (whole[0], whole[1] + data)
+        if last:
+            return whole
+
+
 def read_frame(conn):
     """(opcode, payload) of the next frame."""
+    return read_part(conn)[1:]
+
+
+def read_part(conn):
+    """(is the last of its message, opcode, payload) of the next frame."""
     first, second = conn.exact(2)
     n = second & 0x7f
     if n == 126:
@@ -41,7 +59,7 @@ def read_frame(conn):
     data = conn.exact(n)
     if key:
         data = (int.from_bytes(data, "big") ^ int.from_bytes((key * (n // 4 + 1))[:n], "big")).to_bytes(n, "big")
-    return first & 0x0f, data
+    return first & 0x80 != 0, first & 0x0f, data
 
 
 def request(target, host="public.example", headers="", key="dGhlIHNhbXBsZSBub25jZQ=="):
