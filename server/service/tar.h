@@ -28,6 +28,23 @@ struct sg_tar_source_done {
 int sg_service_tar_get(struct sg_entry *lease, const char *path, struct sg_workq *workq, const struct sg_tar_source_done *done,
                        struct sg_error *err);
 
+#define SG_TAR_ROOTS_MAX 8U
+
+struct sg_tar_root {
+    const char *path;   /* a directory of the sandbox */
+    const char *prefix; /* its name in the archive, "a" or "a/b" */
+};
+struct sg_tar_pack_args {
+    struct sg_sandbox *sb;           /* a reference is taken; not in use by a lease's request: the caller keeps it from ending */
+    struct sg_cancel *cancel;        /* ends it; a reference is taken; or NULL */
+    const struct sg_tar_root *roots; /* copied; in their order */
+    size_t n_roots;                  /* 1 to SG_TAR_ROOTS_MAX */
+    bool anonymous;                  /* without times and owners: the same tree gives the same bytes */
+};
+/* Several directories of a sandbox as one archive, as above. */
+int sg_tar_pack(const struct sg_tar_pack_args *args, struct sg_workq *workq, const struct sg_tar_source_done *done,
+                struct sg_error *err);
+
 struct sg_tar_put_args {
     const char *path;
     bool outside_links; /* keep symbolic links that point outside of path */

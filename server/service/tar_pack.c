@@ -37,14 +37,23 @@ struct level {
 /* What the sandbox answered last. */
 enum asked { NOTHING, RESOLVE, LIST, OPEN, TARGET };
 
+struct root {
+    char *path;   /* in the sandbox */
+    char *prefix; /* in the archive: "" or "a/b" */
+};
+
 struct pack {
     struct sg_stepper stepper; /* first */
-    struct sg_entry *lease;
+    struct sg_entry *lease;    /* one that is in use for it, or NULL */
+    struct sg_cancel *cancel;  /* ends it; the lease's, or the caller's */
     struct sg_sandbox *sb;
     const struct sg_tree_ops *ops;
     struct sg_tar_source_done done;
     struct sg_pipe *out;
-    struct sg_cancel_hook lease_end;
+    struct sg_cancel_hook cancelled;
+    struct root roots[SG_TAR_ROOTS_MAX];
+    size_t n_roots, at_root;
+    bool anonymous;
 
     /* the turn's own */
     bool begun, hooked;
@@ -64,7 +73,7 @@ struct pack {
     bool ended;
 
     /* under the stepper's lock */
-    bool lease_over;
+    bool cancel_fired;
     enum asked asked;
     bool answered;
     struct sg_error error; /* of the answer */
@@ -120,8 +129,13 @@ static void pack_free(struct sg_stepper *s)
     struct pack *p = sg_container_of(s, struct pack, stepper);
 
     answer_finish(p);
+    for (size_t i = 0; i < p->n_roots; i++) {
+        free(p->roots[i].path);
+        free(p->roots[i].prefix);
+    }
     sg_pipe_unref(p->out);
     sg_sandbox_unref(p->sb);
+    sg_cancel_unref(p->cancel);
     sg_entry_unref(p->lease);
     free(p);
 }
@@ -140,7 +154,7 @@ static void release(struct pack *p)
     free(p->piece);
     free(p->path);
     free(p->name);
-    if (p->hooked && sg_cancel_unhook(sg_entry_cancel(p->lease), &p->lease_end))
+    if (p->hooked && sg_cancel_unhook(p->cancel, &p->cancelled))
         sg_stepper_unref(&p->stepper);
 }
 
@@ -154,7 +168,8 @@ static void finish(struct pack *p, const struct sg_error *err)
         sg_pipe_close(p->out);
     if (!p->told)
         p->done.fn(p->done.arg, NULL, err);
-    sg_entry_use_end(p->lease, !err);
+    if (p->lease)
+        sg_entry_use_end(p->lease, !err);
     sg_stepper_unref(&p->stepper);
 }
 
@@ -270,14 +285,15 @@ static int write_header(struct pack *p, const char *target, struct sg_error *err
 {
     static const unsigned types[] = {[SG_FILE_REGULAR] = AE_IFREG, [SG_FILE_DIRECTORY] = AE_IFDIR, [SG_FILE_SYMLINK] = AE_IFLNK};
     struct archive_entry *e = archive_entry_new();
-    int64_t s = p->file.mtime_ns / 1000000000, ns = p->file.mtime_ns % 1000000000;
+    int64_t mtime = p->anonymous ? 0 : p->file.mtime_ns, s = mtime / 1000000000, ns = mtime % 1000000000;
+    uint32_t uid = p->anonymous ? 0 : p->file.uid;
 
     archive_entry_set_pathname(e, p->name);
     archive_entry_set_filetype(e, types[p->file.type]);
     archive_entry_set_perm(e, (__LA_MODE_T)(p->file.mode & 0777));
     archive_entry_set_mtime(e, (time_t)(ns < 0 ? s - 1 : s), (long)(ns < 0 ? ns + 1000000000 : ns));
-    archive_entry_set_uid(e, p->file.uid);
-    archive_entry_set_gid(e, p->file.uid);
+    archive_entry_set_uid(e, uid);
+    archive_entry_set_gid(e, uid);
     if (p->file.type == SG_FILE_REGULAR)
         archive_entry_set_size(e, (la_int64_t)p->size);
     if (target)
@@ -361,13 +377,19 @@ static bool vanished(const struct pack *p)
                        p->error.code == SG_NOT_A_REGULAR_FILE || p->error.code == SG_PATH_REFUSED);
 }
 
+/* The next root is there: a directory under its prefix, or a file under its own name. */
 static int resolved(struct pack *p, struct sg_error *err)
 {
-    const char *base = strrchr(p->text, '/');
+    const char *base = strrchr(p->text, '/'), *prefix = p->roots[p->at_root++].prefix;
 
+    free(p->path);
+    free(p->name);
     p->path = sg_steal(&p->text);
+    p->file = item_of(&p->stat);
     if (p->stat.type == SG_FILE_DIRECTORY) {
-        p->name = sg_xstrdup("");
+        p->name = sg_xstrdup(prefix);
+        if (*prefix && write_header(p, NULL, err) < 0)
+            return -1;
         return ask(p, LIST, p->path, err);
     }
     p->name = sg_xstrdup(base ? base + 1 : p->path);
@@ -390,7 +412,7 @@ static int take_answer(struct pack *p, struct sg_error *err)
 
     p->asked = NOTHING;
     if (p->error.code != SG_OK) {
-        if (!vanished(p)) {
+        if (what == RESOLVE || !vanished(p)) {
             sg_error_copy(err, &p->error);
             rc = p->told ? sg_error_wrap(err, "%s", p->name) : -1;
         }
@@ -417,10 +439,12 @@ static int next(struct pack *p, struct sg_error *err)
     struct level *l = p->top;
 
     if (!l || l->at == l->n) {
-        if (l && l->up) {
+        if (l)
             pop(p);
+        if (p->top)
             return 0;
-        }
+        if (p->at_root < p->n_roots)
+            return ask(p, RESOLVE, p->roots[p->at_root].path, err);
         p->ended = true;
         return archive_write_close(p->archive) == ARCHIVE_OK ? 0 : library_error(p, err);
     }
@@ -459,21 +483,21 @@ static int flush(struct pack *p)
 }
 
 /* True: the turn waits for the sandbox's answer. */
-static bool waits(struct pack *p, bool *lease_over)
+static bool waits(struct pack *p, bool *over)
 {
     pthread_mutex_lock(&p->stepper.lock);
     bool wait = p->asked != NOTHING && !p->answered;
-    *lease_over = p->lease_over;
+    *over = p->cancel_fired;
     pthread_mutex_unlock(&p->stepper.lock);
     return wait;
 }
 
-static void lease_ended(struct sg_cancel_hook *h, enum sg_cancel_reason why SG_UNUSED)
+static void cancel_fired(struct sg_cancel_hook *h, enum sg_cancel_reason why SG_UNUSED)
 {
-    struct pack *p = sg_container_of(h, struct pack, lease_end);
+    struct pack *p = sg_container_of(h, struct pack, cancelled);
 
     pthread_mutex_lock(&p->stepper.lock);
-    p->lease_over = true;
+    p->cancel_fired = true;
     pthread_mutex_unlock(&p->stepper.lock);
     sg_stepper_kick(&p->stepper);
     sg_stepper_unref(&p->stepper);
@@ -484,10 +508,13 @@ static int begin(struct pack *p, struct sg_error *err)
 {
     struct sg_waker w = {.wake = sg_stepper_kick, .ref = sg_stepper_ref, .unref = sg_stepper_unref, .arg = &p->stepper};
 
-    p->begun = p->hooked = true;
+    p->begun = true;
+    p->hooked = p->cancel != NULL;
     p->locale = sg_tar_locale_new();
-    sg_stepper_ref(&p->stepper);
-    sg_cancel_hook(sg_entry_cancel(p->lease), &p->lease_end);
+    if (p->hooked) {
+        sg_stepper_ref(&p->stepper);
+        sg_cancel_hook(p->cancel, &p->cancelled);
+    }
     sg_pipe_set_writer(p->out, &w);
     return archive_begin(p, err);
 }
@@ -520,12 +547,12 @@ static enum sg_step step(struct sg_stepper *s)
     struct pack *p = sg_container_of(s, struct pack, stepper);
     struct sg_error err = {0};
     size_t turn = 0;
-    bool lease_over;
+    bool cancelled;
 
     for (;;) {
-        bool wait = waits(p, &lease_over);
-        if (lease_over) {
-            sg_error_set(&err, SG_LEASE_GONE, "the lease ended");
+        bool wait = waits(p, &cancelled);
+        if (cancelled) {
+            sg_error_set(&err, p->lease ? SG_LEASE_GONE : SG_CANCELLED, p->lease ? "the lease ended" : "it took too long");
             return over(p, &err);
         }
         turn += p->pending.len;
@@ -554,6 +581,33 @@ static const struct sg_tree_ops *tree_ops(struct sg_sandbox *sb, struct sg_error
     return files ? files->tree : NULL;
 }
 
+static struct pack *pack_new(struct sg_sandbox *sb, struct sg_workq *workq, const struct sg_tar_source_done *done)
+{
+    struct pack *p = sg_xcalloc(1, sizeof *p);
+
+    *p = (struct pack){.sb = sb, .done = *done, .fd = -1, .source.fd = -1};
+    sg_stepper_init(&p->stepper, workq);
+    p->stepper.step = step;
+    p->stepper.failed = no_worker;
+    p->stepper.free = pack_free;
+    p->out = sg_pipe_new(PIPE_BYTES);
+    p->cancelled.fired = cancel_fired;
+    sg_buf_init(&p->pending, OUT_MAX);
+    return p;
+}
+
+static int start(struct pack *p, struct sg_error *err)
+{
+    p->ops = tree_ops(p->sb, err);
+    if (p->ops && ask(p, RESOLVE, p->roots[0].path, err) == 0)
+        return 0;
+    if (p->lease)
+        sg_entry_use_end(p->lease, false);
+    sg_buf_finish(&p->pending);
+    sg_stepper_unref(&p->stepper);
+    return -1;
+}
+
 int sg_service_tar_get(struct sg_entry *lease, const char *path, struct sg_workq *workq, const struct sg_tar_source_done *done,
                        struct sg_error *err)
 {
@@ -561,21 +615,21 @@ int sg_service_tar_get(struct sg_entry *lease, const char *path, struct sg_workq
 
     if (sg_entry_use_begin(lease, &sb, err) < 0)
         return -1;
-    struct pack *p = sg_xcalloc(1, sizeof *p);
-    *p = (struct pack){.lease = sg_entry_ref(lease), .sb = sb, .done = *done, .fd = -1, .source.fd = -1};
-    sg_stepper_init(&p->stepper, workq);
-    p->stepper.step = step;
-    p->stepper.failed = no_worker;
-    p->stepper.free = pack_free;
-    p->out = sg_pipe_new(PIPE_BYTES);
-    p->lease_end.fired = lease_ended;
-    sg_buf_init(&p->pending, OUT_MAX);
-    p->ops = tree_ops(sb, err);
-    if (!p->ops || ask(p, RESOLVE, path, err) < 0) {
-        sg_entry_use_end(lease, false);
-        sg_buf_finish(&p->pending);
-        sg_stepper_unref(&p->stepper);
-        return -1;
-    }
-    return 0;
+    struct pack *p = pack_new(sb, workq, done);
+    p->lease = sg_entry_ref(lease);
+    p->cancel = sg_cancel_ref(sg_entry_cancel(lease));
+    p->roots[0] = (struct root){.path = sg_xstrdup(path), .prefix = sg_xstrdup("")};
+    p->n_roots = 1;
+    return start(p, err);
+}
+
+int sg_tar_pack(const struct sg_tar_pack_args *a, struct sg_workq *workq, const struct sg_tar_source_done *done, struct sg_error *err)
+{
+    struct pack *p = pack_new(sg_sandbox_ref(a->sb), workq, done);
+
+    p->cancel = a->cancel ? sg_cancel_ref(a->cancel) : NULL;
+    p->anonymous = a->anonymous;
+    for (size_t i = 0; i < a->n_roots && i < SG_TAR_ROOTS_MAX; i++)
+        p->roots[p->n_roots++] = (struct root){.path = sg_xstrdup(a->roots[i].path), .prefix = sg_xstrdup(a->roots[i].prefix)};
+    return start(p, err);
 }
