@@ -187,7 +187,9 @@ struct sg_text_done {
 };
 
 /* What packing and unpacking a directory needs. No symbolic link is followed on the way to any path (SG_PATH_REFUSED) but in
- * resolve, scratch, stage and the target of merge: use the paths that resolve and stage give. */
+ * resolve, scratch, stage and the target of merge: use the paths that resolve and stage give. mkdir, symlink, link,
+ * attributes, put and the commit of what was put are carried out in the order in which they are called, also by a caller
+ * that does not wait for the one before; what is called after them comes after them. */
 struct sg_tree_ops {
     int (*resolve)(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done,
                    struct sg_error *err); /* the path without links, and what is there */

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-
 /* ---- small parts ---- */
 
 char *sg_agent_path(struct sg_agent *a, const char *path, struct sg_error *err)
@@ -99,7 +98,8 @@ struct file_op {
         struct sg_file_source_done source;
         struct sg_text_done text;
     } done;
-    int access; /* of the descriptor that comes */
+    bool wants_text; /* of stat_answer */
+    int access;      /* of the descriptor that comes */
 };
 
 static struct file_op *op_new(struct sg_agent *a, sg_answer *answer)
@@ -137,6 +137,7 @@ bool sg_agent_answer_error(const struct sg_agent_msg *m, const struct sg_error *
 
 /* ---- stat, mkdir, remove, move ---- */
 
+/* A stat, and for whoever wants it the text that came along. */
 static int stat_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
 {
     struct file_op *op = sg_container_of(c, struct file_op, call);
@@ -146,9 +147,13 @@ static int stat_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, 
     bool wrong = fd >= 0 || (!failed && !(m->u.done.flags & SG_AGENT_DONE_STAT));
     if (wrong)
         sg_error_set(&e, SG_SANDBOX_LOST, "the agent broke the protocol");
-    else if (!failed)
+    bool good = !failed && !wrong;
+    if (good)
         sg_agent_stat_from(&st, &m->u.done.stat, m->u.done.text, strlen(m->u.done.text));
-    op->done.stat.fn(op->done.stat.arg, failed || wrong ? NULL : &st, failed || wrong ? &e : NULL);
+    if (op->wants_text)
+        op->done.text.fn(op->done.text.arg, good ? m->u.done.text : NULL, good ? &st : NULL, good ? NULL : &e);
+    else
+        op->done.stat.fn(op->done.stat.arg, good ? &st : NULL, good ? NULL : &e);
     sg_error_clear(&e);
     sg_close(fd);
     op_free(op);
@@ -301,25 +306,6 @@ int sg_agent_tree_list(struct sg_agent *a, const char *path, size_t max, const s
     return sg_agent_list_links(a, path, false, SG_AGENT_NO_LINKS, max, done, err);
 }
 
-static int text_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
-{
-    struct file_op *op = sg_container_of(c, struct file_op, call);
-    struct sg_error e = {0};
-    struct sg_file_stat st;
-    bool failed = sg_agent_answer_error(m, err, &e);
-    bool wrong = fd >= 0 || (!failed && !(m->u.done.flags & SG_AGENT_DONE_STAT));
-    if (wrong)
-        sg_error_set(&e, SG_SANDBOX_LOST, "the agent broke the protocol");
-    else if (!failed)
-        sg_agent_stat_from(&st, &m->u.done.stat, NULL, 0);
-    bool good = !failed && !wrong;
-    op->done.text.fn(op->done.text.arg, good ? m->u.done.text : NULL, good ? &st : NULL, good ? NULL : &e);
-    sg_error_clear(&e);
-    sg_close(fd);
-    op_free(op);
-    return wrong ? -1 : 0;
-}
-
 /* m->u.file.path (and path2, unless it is the text of a symbolic link) become whole paths. */
 static int send_tree(struct sg_agent *a, struct sg_agent_msg *m, struct file_op *op, int64_t within_ms,
                      struct sg_error *err)
@@ -340,7 +326,8 @@ static int send_tree(struct sg_agent *a, struct sg_agent_msg *m, struct file_op 
 
 static int ask_text(struct sg_agent *a, struct sg_agent_msg *m, const struct sg_text_done *done, struct sg_error *err)
 {
-    struct file_op *op = op_new(a, text_answer);
+    struct file_op *op = op_new(a, stat_answer);
+    op->wants_text = true;
     op->done.text = *done;
     return send_tree(a, m, op, SG_AGENT_ANSWER_MS, err);
 }

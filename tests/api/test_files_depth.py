@@ -455,6 +455,18 @@ def test_links_of_an_archive_are_not_followed(client, lease):
     assert names(client, lease) == ["t", "t/l", "victim", "victim/f"]
 
 
+def test_the_first_failure_in_an_archive_counts(client, lease):
+    """Orders are given ahead of their answers: one that fails must end it all the same, by its own name."""
+    many = [(f"d{i % 7}/f{i}", b"x") for i in range(400)]
+    r = put_tar(client, lease, "t", make_tar(*many, ("bad", {"type": tarfile.LNKTYPE, "linkname": "missing"}),
+                                             ("worse", {"type": tarfile.LNKTYPE, "linkname": "missing too"}), *many))
+    refused(r, 404, "not_found")
+    assert r.json()["detail"].startswith("bad"), r
+    assert names(client, lease) == []
+    assert put_tar(client, lease, "t", make_tar(*many, *many)).status == 201
+    assert len(names(client, lease)) == 1 + 7 + 400
+
+
 def test_what_is_no_tar(client, lease):
     good = make_tar(("a", b"x" * 5000))
     for body in (b"", b"hello", b"\x1f\x8b" + b"junk" * 100, good[:700], gzip.compress(good)[:-20], b"PK\x03\x04" + b"\0" * 2000, good[:512]):
