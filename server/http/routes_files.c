@@ -26,18 +26,11 @@ const char *sg_file_path(struct sg_request *r, struct sg_error *err)
 static int mode_of(struct sg_request *r, uint32_t *ret, struct sg_error *err)
 {
     const char *text = sg_req_query(r, "mode");
-    uint32_t mode = 0;
 
     if (!text)
         return 0;
-    size_t n = strlen(text);
-    if (n == 0 || n > 5 || strspn(text, "01234567") != n)
-        return sg_error_field(err, SG_INVALID_REQUEST, "mode", "must be octal permission bits, for example 0644");
-    for (size_t i = 0; i < n; i++)
-        mode = mode * 8 + (uint32_t)(text[i] - '0');
-    if (mode > 0777)
-        return sg_error_field(err, SG_INVALID_REQUEST, "mode", "must be octal permission bits up to 0777");
-    *ret = mode;
+    if (!sg_file_mode_parse(text, ret))
+        return sg_error_field(err, SG_INVALID_REQUEST, "mode", "must be octal permission bits up to 0777, for example 0644");
     return 1;
 }
 

@@ -13,6 +13,21 @@ const char *sg_file_type_name(enum sg_file_type t)
     return names[t];
 }
 
+bool sg_file_mode_parse(const char *s, uint32_t *ret)
+{
+    size_t n = strlen(s);
+    uint32_t mode = 0;
+
+    if (n == 0 || n > 5 || strspn(s, "01234567") != n)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        mode = mode * 8 + (uint32_t)(s[i] - '0');
+    if (mode > 0777)
+        return false;
+    *ret = mode;
+    return true;
+}
+
 void sg_file_etag(const struct sg_file_stat *st, char out[SG_ETAG_MAX])
 {
     (void)snprintf(out, SG_ETAG_MAX, "\"%" PRIx64 "-%" PRIx64 "-%" PRIx64 "-%" PRIx64 "\"", st->dev, st->ino,

@@ -8,6 +8,9 @@ enum sg_file_type { SG_FILE_REGULAR, SG_FILE_DIRECTORY, SG_FILE_SYMLINK, SG_FILE
 /* "file", "directory", "symlink", "fifo", "socket", "device", "other". */
 const char *sg_file_type_name(enum sg_file_type t);
 
+/* Octal permission bits up to 0777, as in "0644". */
+bool sg_file_mode_parse(const char *s, uint32_t *ret);
+
 struct sg_file_stat {
     enum sg_file_type type;
     uint64_t size;

@@ -73,6 +73,7 @@ struct sg_lease_terms *sg_lease_terms_unref(struct sg_lease_terms *t)
     free(t->idempotency_key);
     free(t->local_pool);
     free(t->image);
+    free(t->root);
     sg_env_finish(&t->env);
     for (size_t i = 0; i < t->n_services; i++) {
         free(t->services[i].health_path);

@@ -35,6 +35,7 @@ struct sg_lease_terms {
     char *local_pool;                 /* or NULL */
     char *image;                      /* or NULL */
     enum sg_mode mode;
+    char *root;    /* where commands start, absolute; NULL: /workspace */
     struct sg_env env; /* merged: manifest, pool, lease */
     struct sg_service_port *services;
     size_t n_services;

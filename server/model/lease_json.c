@@ -92,6 +92,7 @@ json_t *sg_lease_terms_json(const struct sg_lease_terms *t)
     bad |= json_object_set_new(v, "request_hash", text_or_null(t->request_hash));
     bad |= json_object_set_new(v, "local_pool", text_or_null(t->local_pool));
     bad |= json_object_set_new(v, "image", text_or_null(t->image));
+    bad |= json_object_set_new(v, "root", text_or_null(t->root));
     bad |= json_object_set_new(v, "mode", json_string(sg_mode_name(t->mode)));
     bad |= json_object_set_new(v, "env", env_json(&t->env));
     bad |= json_object_set_new(v, "services", services_json(t));
@@ -203,6 +204,7 @@ int sg_lease_terms_parse(const json_t *v, struct sg_lease_terms **ret, struct sg
     if (read_text(&r, "trajectory_id", &t->trajectory_id, err) < 0 ||
         read_text(&r, "idempotency_key", &t->idempotency_key, err) < 0 ||
         read_text(&r, "local_pool", &t->local_pool, err) < 0 || read_text(&r, "image", &t->image, err) < 0 ||
+        read_text(&r, "root", &t->root, err) < 0 ||
         sg_json_str(&r, "request_hash", &hash, err) < 0 || sg_json_str(&r, "mode", &mode, err) < 0 ||
         sg_json_object(&r, "env", &env, err) < 0 || sg_json_array(&r, "services", &services, err) < 0 ||
         sg_json_int(&r, "timeout_ms", 0, INT64_MAX, &t->timeout_ms, err) < 0 ||

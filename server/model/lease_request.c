@@ -88,31 +88,12 @@ static int parse_services(struct sg_json_reader *r, struct sg_lease_request *q, 
     return 0;
 }
 
-/* The manifest's members that are plain values; the rest of its shape is checked here and applied elsewhere. */
 static int parse_manifest(struct sg_json_reader *top, struct sg_lease_request *q, struct sg_error *err)
 {
-    struct sg_json_reader r;
     json_t *v;
-    const char *root = "/workspace";
+    int has = sg_json_object(top, "manifest", &v, err);
 
-    int has = take_object(top, "manifest", &q->manifest, err);
-    if (has <= 0)
-        return has;
-    if (sg_json_begin(&r, q->manifest, "manifest", err) < 0 || sg_json_str(&r, "root", &root, err) < 0 ||
-        sg_json_seconds_ms(&r, "timeout_seconds", TIMEOUT_CEILING_MS, &q->timeout_ms, err) < 0)
-        return -1;
-    if (sg_json_any(&r, "env", &v) && sg_env_parse(v, "manifest.env", &q->env, err) < 0)
-        return -1;
-    static const char *const later[] = {"repo", "files", "snapshot"};
-    for (size_t i = 0; i < SG_COUNT_OF(later); i++) {
-        char field[32];
-        snprintf(field, sizeof field, "manifest.%s", later[i]);
-        if (sg_json_any(&r, later[i], &v))
-            return sg_error_field(err, SG_NOT_SUPPORTED, field, "%s is not available on this server yet", field);
-    }
-    if (!sg_streq(root, "/workspace"))
-        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.root", "only /workspace is available on this server yet");
-    return sg_json_end(&r, err);
+    return has <= 0 ? has : sg_manifest_parse(v, &q->manifest, &q->env, &q->timeout_ms, err);
 }
 
 /* A number or, for sizes, text such as "512MiB". */
@@ -260,7 +241,7 @@ void sg_lease_request_finish(struct sg_lease_request *q)
     free(q->env_type);
     sg_json_unref(q->overrides);
     sg_json_unref(q->policy);
-    sg_json_unref(q->manifest);
+    sg_manifest_finish(&q->manifest);
     sg_json_unref(q->env_args);
     sg_json_unref(q->metadata);
     for (size_t i = 0; i < q->n_services; i++)

@@ -3,6 +3,7 @@
 #define SG_LEASE_REQUEST_H
 
 #include "base/json.h"
+#include "model/manifest.h"
 #include "model/sandbox.h"
 
 #define SG_LEASE_SERVICES_MAX 16U
@@ -13,7 +14,7 @@ struct sg_lease_request {
     char *pool;
     json_t *overrides;
     json_t *policy;   /* parsed by the selection module */
-    json_t *manifest; /* as given, shape checked */
+    struct sg_manifest manifest;
     char *local_pool;
     char *image;
     char *env_type;

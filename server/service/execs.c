@@ -307,7 +307,7 @@ static int start_run(struct sg_command *c, struct sg_sandbox *sb, struct sg_erro
         struct sg_run_args args = {.memory = &c->s->execs->memory,
                                    .sb = sb,
                                    .spec = {.argv = (const char *const *)c->request.argv,
-                                            .cwd = c->request.cwd,
+                                            .cwd = c->request.cwd ? c->request.cwd : sg_entry_terms(c->lease)->root,
                                             .env = &env,
                                             .timeout_ms = c->timeout_ms,
                                             .pipe_bytes = 64U * 1024U},

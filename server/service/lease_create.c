@@ -3,6 +3,7 @@
  * One `struct creation` walks through the steps; each step that takes time continues in a callback. Whatever fails ends in
  * give_up(), after which nothing of the attempt is left outside the store.
  */
+#include "service/manifest.h"
 #include "service/service_priv.h"
 
 #include "select/decide.h"
@@ -148,19 +149,23 @@ static void unsealed_sandbox_gone(void *arg, const struct sg_error *err SG_UNUSE
     give_up(arg);
 }
 
+/* The same with a sandbox, which goes first. */
+static void give_up_sandbox(struct creation *c, const struct sg_error *err)
+{
+    sg_error_copy(&c->why, err);
+    sg_sandbox_terminate(c->sandbox, &(struct sg_done){unsealed_sandbox_gone, c});
+}
+
 /* ---- create and seal ---- */
 
 static void sealed(void *arg, const struct sg_error *err)
 {
     struct creation *c = arg;
-    struct sg_done done = {.fn = unsealed_sandbox_gone, .arg = c};
 
-    if (!err) {
+    if (err)
+        give_up_sandbox(c, err);
+    else
         answer_entry(c, true);
-        return;
-    }
-    sg_error_copy(&c->why, err);
-    sg_sandbox_terminate(c->sandbox, &done);
 }
 
 static json_t *lease_metadata(const struct creation *c)
@@ -208,6 +213,39 @@ static void seal(struct creation *c)
     sg_error_clear(&err);
 }
 
+/* ---- the manifest ---- */
+
+/* Nobody has had the sandbox yet, so its death is worth a repetition and no more. */
+static void manifest_applied(void *arg, const struct sg_error *err)
+{
+    struct creation *c = arg;
+    struct sg_error lost = {0};
+
+    if (!err) {
+        seal(c);
+    } else if (err->code != SG_SANDBOX_LOST) {
+        give_up_sandbox(c, err);
+    } else {
+        sg_error_set(&lost, SG_UNAVAILABLE, "the sandbox died before the lease was ready");
+        sg_error_reason(&lost, "sandbox_lost");
+        sg_error_retry_after(&lost, 1);
+        give_up_sandbox(c, &lost);
+    }
+    sg_error_clear(&lost);
+}
+
+static void apply_manifest(struct creation *c)
+{
+    struct sg_manifest_args args = {.sb = c->sandbox,
+                                    .manifest = &c->request.manifest,
+                                    .cancel = sg_entry_cancel(c->entry),
+                                    .workq = c->s->parts.workq,
+                                    .done = manifest_applied,
+                                    .arg = c};
+
+    sg_manifest_apply(&args);
+}
+
 /* Whose fault it was, unless the driver has said more about it. */
 static void name_provider(struct creation *c)
 {
@@ -228,7 +266,7 @@ static void sandbox_created(void *arg, struct sg_sandbox *sb, const struct sg_er
         return;
     }
     c->sandbox = sb;
-    seal(c);
+    apply_manifest(c);
 }
 
 static struct sg_sandbox_spec sandbox_spec(const struct creation *c)
@@ -383,6 +421,7 @@ static int fill_terms(struct creation *c, const struct sg_principal *who, const 
     t->local_pool = q->local_pool ? sg_xstrdup(q->local_pool) : NULL;
     t->image = q->image ? sg_xstrdup(q->image) : NULL;
     t->mode = q->mode;
+    t->root = q->manifest.root ? sg_xstrdup(q->manifest.root) : NULL;
     t->env = q->env;
     q->env = (struct sg_env){0};
     t->services = sg_steal(&q->services);
@@ -394,6 +433,8 @@ static int fill_terms(struct creation *c, const struct sg_principal *who, const 
         check_timeout("idle_timeout_sec", t->idle_timeout_ms, cfg->lease_timeout_max_ms, err) < 0 ||
         check_timeout("acquire_timeout", q->acquire_timeout_ms, cfg->lease_timeout_max_ms, err) < 0)
         return -1;
+    if (q->manifest.repo_name || q->manifest.repo_url)
+        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.repo", "manifest.repo is not available on this server yet");
     if (q->pool)
         return sg_error_field(err, SG_POOL_NOT_FOUND, "pool", "this server has no pool of that name");
     if (q->overrides)
