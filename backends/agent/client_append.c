@@ -168,7 +168,7 @@ static int opened(struct sg_call *c, const struct sg_agent_msg *m, int fd, const
         wrong = true;
         r = sg_error_set(&e, SG_SANDBOX_LOST, "the agent broke the protocol");
     }
-    if (r < 0) {
+    if (r < 0 || m == NULL) {
         sg_close(fd);
     } else {
         p->target = fd;

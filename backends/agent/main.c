@@ -371,6 +371,7 @@ static void dispatch(struct agent *a, const struct sg_agent_msg *m, struct passe
 static void collect(struct msghdr *h, struct passed *p)
 {
     p->n = 0;
+    memset(p->fds, 0xff, sizeof p->fds); /* -1 */
     for (struct cmsghdr *c = CMSG_FIRSTHDR(h); c != NULL; c = CMSG_NXTHDR(h, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;

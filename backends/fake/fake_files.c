@@ -73,7 +73,7 @@ static void node_remove(struct fake_sandbox *sb, struct fake_node *node)
 static bool below(const char *path, const char *dir)
 {
     size_t n = strlen(dir);
-    return strncmp(path, dir, n) == 0 && (dir[n - 1] == '/' ? path[n] != '\0' : path[n] == '/');
+    return n > 0 && strncmp(path, dir, n) == 0 && (dir[n - 1] == '/' ? path[n] != '\0' : path[n] == '/');
 }
 
 static int make_dirs(struct fake_sandbox *sb, char *abs, struct sg_error *err)

@@ -249,8 +249,7 @@ int sg_cli_table_print(struct sg_cli_table *t)
     for (size_t c = 0; c < t->columns; c++) {
         widths[c] = widest(t, c);
     }
-    for (size_t i = 0; i < t->n; i++) {
-        size_t c = i % t->columns;
+    for (size_t i = 0, c = 0; i < t->n; i++, c = c + 1 < t->columns ? c + 1 : 0) {
         bool last = c + 1 == t->columns;
         (void)printf("%s%*s%s", t->cells[i], last ? 0 : (int)(widths[c] - width(t->cells[i]) + 2), "", last ? "\n" : "");
         free(t->cells[i]);

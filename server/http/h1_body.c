@@ -100,7 +100,7 @@ static int size_line_byte(struct sg_h1_body *b, unsigned char c, struct sg_error
 static void keep_trailer(struct sg_h1_body *b, unsigned char c)
 {
     if (b->trailers != NULL && b->state != SG_H1_END_LF)
-        b->trailers[b->trailers_len++] = c == '\r' ? '\n' : (char)c;
+        b->trailers[b->trailers_len++] = (char)(c == '\r' ? '\n' : c);
 }
 
 static int trailer_byte(struct sg_h1_body *b, unsigned char c, struct sg_error *err)

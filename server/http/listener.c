@@ -80,7 +80,7 @@ int sg_http_listen(const char *address, int *ret_fd, struct sg_error *err)
     if (split_address(address, host, port, err) < 0)
         return -1;
     int rc = getaddrinfo(host[0] ? host : NULL, port, &hints, &list);
-    if (rc != 0)
+    if (rc != 0 || list == NULL)
         return sg_error_field(err, SG_INVALID_REQUEST, "listen", "\"%.64s\": %s", address, gai_strerror(rc));
     /* Without a host, the IPv6 socket takes IPv4 as well. */
     const struct addrinfo *pick = list;

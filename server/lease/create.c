@@ -157,7 +157,7 @@ int sg_registry_ready(struct sg_registry *r, struct sg_entry *e, const struct sg
         fill_in(e, g, &l);
     }
     pthread_mutex_unlock(&r->lock);
-    if (rc < 0) {
+    if (rc != 0) {
         sg_store_op_free(with);
         return -1;
     }

@@ -111,7 +111,7 @@ void sg_db_column(sqlite3_stmt *st, int col, char *out, size_t size)
     const unsigned char *s = sqlite3_column_text(st, col);
     size_t n = s != NULL ? (size_t)sqlite3_column_bytes(st, col) : 0;
     n = n < size ? n : size - 1;
-    if (n > 0) {
+    if (s != NULL) {
         memcpy(out, s, n);
     }
     out[n] = '\0';
