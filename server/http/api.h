@@ -70,6 +70,7 @@ void sg_route_lease_list(struct sg_request *r, void *app);
 void sg_route_lease_get(struct sg_request *r, void *app);
 void sg_route_lease_extend(struct sg_request *r, void *app);
 void sg_route_lease_delete(struct sg_request *r, void *app);
+void sg_route_lease_events(struct sg_request *r, void *app);
 void sg_route_exec(struct sg_request *r, void *app);
 void sg_route_exec_list(struct sg_request *r, void *app);
 void sg_route_exec_get(struct sg_request *r, void *app);

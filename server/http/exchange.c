@@ -21,7 +21,7 @@ static void refuse_stopping(struct sg_request *r)
 static void dispatch(struct sg_request *r)
 {
     r->dispatched = true;
-    atomic_fetch_add(&r->http->working, 1);
+    atomic_fetch_add(r->match.route->watches ? &r->http->watching : &r->http->working, 1);
     sg_req_ref(r);
     r->match.route->handle(r, r->http->cfg.app);
     sg_req_unref(r);
@@ -277,7 +277,7 @@ static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
     if (r->counted)
         atomic_fetch_sub(&h->requests, 1);
     if (r->dispatched)
-        atomic_fetch_sub(&h->working, 1);
+        atomic_fetch_sub(r->match.route->watches ? &h->watching : &h->working, 1);
     sg_http_went_down(h);
     sg_req_put(r);
 }

@@ -6,6 +6,8 @@
 #include <pthread.h>
 
 #include "base/clock.h"
+#include "base/str.h"
+#include "http/accept.h"
 
 /* The largest event: a piece of output in which every byte needs six, or the exit of a command line of 1 MiB. */
 #define EVENT_MAX ((size_t)8 * 1024 * 1024)
@@ -29,6 +31,29 @@ struct stream {
     struct sg_timer timer;
     struct sg_task arm, disarm;
 };
+
+/* ---- what the caller asks for ---- */
+
+enum sg_event_format sg_event_format_of(const struct sg_request *r)
+{
+    static const char *const types[] = {"application/x-ndjson", "text/event-stream", NULL};
+    size_t n;
+    const struct sg_header *headers = sg_req_headers(r, &n);
+
+    return sg_accept_best(headers, n, types) == 1 ? SG_EVENT_SSE : SG_EVENT_NDJSON;
+}
+
+int sg_event_after(const struct sg_request *r, const char *query, int64_t *ret, struct sg_error *err)
+{
+    const char *header = sg_req_header(r, "Last-Event-ID");
+
+    *ret = 0;
+    if (header && !sg_parse_int(header, 0, INT64_MAX, ret))
+        return sg_error_field(err, SG_INVALID_REQUEST, "Last-Event-ID", "must be the seq of an event");
+    if (header || !query)
+        return 0;
+    return sg_req_query_int(r, query, 0, INT64_MAX, ret, err);
+}
 
 static void stream_unref(struct stream *s)
 {
@@ -97,7 +122,7 @@ static void encode_dropped(struct stream *s)
 {
     struct sg_error err = {0};
 
-    sg_error_set(&err, SG_HISTORY_DROPPED, "this reader was slower than the command's history is long");
+    sg_error_set(&err, SG_HISTORY_DROPPED, "this reader was slower than the history of events is long");
     sg_cleanup(sg_free_p) char *text = sg_exec_error_text(&err);
     encode(s, &(struct sg_exec_event){.type = SG_EVENT_ERROR, .data = text, .len = text ? strlen(text) : 0});
     s->over = true;

@@ -447,24 +447,22 @@ void sg_http_drain(struct sg_http *h)
 }
 
 /* A request that has not arrived completely is nobody's work yet: its client may be gone or never send the rest. */
-static bool wait_for_requests(struct sg_http *h, int64_t ms)
+static bool busy(struct sg_http *h, bool watchers)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += ms / 1000;
-    until.tv_nsec += ms % 1000 * 1000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
+    return atomic_load(&h->working) > 0 || (watchers && atomic_load(&h->watching) > 0);
+}
+
+static bool wait_for_requests(struct sg_http *h, bool watchers, int64_t ms)
+{
+    struct timespec until = from_now(ms);
     int rc = 0;
     pthread_mutex_lock(&h->lock);
     atomic_fetch_add(&h->waiters, 1);
-    while (atomic_load(&h->working) > 0 && rc == 0)
+    while (busy(h, watchers) && rc == 0)
         rc = pthread_cond_timedwait(&h->idle, &h->lock, &until);
     atomic_fetch_sub(&h->waiters, 1);
     pthread_mutex_unlock(&h->lock);
-    return atomic_load(&h->working) == 0;
+    return !busy(h, watchers);
 }
 
 /* References to all requests that may be suspended, upgraded ones included. */
@@ -501,7 +499,7 @@ static void cancel_one(struct sg_request *r)
 
 bool sg_http_wait_idle(struct sg_http *h, int64_t ms)
 {
-    return wait_for_requests(h, ms);
+    return wait_for_requests(h, false, ms);
 }
 
 /* Whatever it waits for, it gets moving now and cannot be suspended again. */
@@ -525,15 +523,16 @@ void sg_http_stop(struct sg_http *h, int64_t grace_ms, int64_t cancel_ms)
         return;
     h->stopped = true;
     sg_http_drain(h);
-    if (!wait_for_requests(h, grace_ms)) {
+    (void)wait_for_requests(h, false, grace_ms);
+    if (busy(h, true)) {
         for_all(h, cancel_one);
-        (void)wait_for_requests(h, cancel_ms);
+        (void)wait_for_requests(h, true, cancel_ms);
     }
     atomic_store(&h->stopping, true);
     for_all(h, abort_one);
-    (void)wait_for_requests(h, FLUSH_MS);
+    (void)wait_for_requests(h, true, FLUSH_MS);
     for_all(h, cut_upgraded); /* their relays see the end of both directions */
-    (void)wait_for_requests(h, UPGRADE_MS);
+    (void)wait_for_requests(h, true, UPGRADE_MS);
     for (unsigned i = 0; i < h->n_daemons; i++)
         MHD_stop_daemon(h->daemons[i]);
     for (unsigned i = 0; i < h->n_daemons; i++)

@@ -261,7 +261,8 @@ struct sg_http {
     char id_prefix[24];
     _Atomic uint32_t id_count;
     _Atomic unsigned requests; /* whose head is here; */
-    _Atomic unsigned working;  /* and those of them that reached their handler */
+    _Atomic unsigned working;  /* and those of them that reached their handler, */
+    _Atomic unsigned watching; /* but for those whose route only watches */
     _Atomic unsigned connections;
     _Atomic bool draining;
     _Atomic bool stopping;

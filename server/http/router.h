@@ -45,6 +45,7 @@ struct sg_route {
      * application/json. SG_ANY_TYPE, or method "*": Accept is not looked at. */
     const char *const *produces;
     bool always;       /* answered also while overloaded or draining (health, metrics) */
+    bool watches;      /* only looks on: a stop of the server does not wait for it, it is told when everything else is done */
     uint64_t max_body; /* bytes; 0: the server's for JSON, no limit for STREAM */
 };
 

@@ -20,6 +20,8 @@ const struct sg_route sg_routes[] = {
     {.method = "DELETE", .path = "/leases/{id}", .operation_id = "deleteLease", .auth = SG_AUTH_TENANT, .handle = sg_route_lease_delete},
     {.method = "POST", .path = "/leases/{id}/extend", .operation_id = "extendLease", .body = SG_BODY_JSON_OPTIONAL,
      .auth = SG_AUTH_TENANT, .handle = sg_route_lease_extend},
+    {.method = "GET", .path = "/leases/{id}/events", .operation_id = "getLeaseEvents", .auth = SG_AUTH_TENANT,
+     .handle = sg_route_lease_events, .query = QUERY("after", "follow"), .produces = STREAM_TYPES, .watches = true},
 
     {.method = "POST", .path = "/leases/{id}/exec", .operation_id = "exec", .body = SG_BODY_JSON, .auth = SG_AUTH_TENANT,
      .handle = sg_route_exec, .max_body = 64U << 20, .produces = sg_exec_types},

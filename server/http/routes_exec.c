@@ -84,19 +84,6 @@ static size_t wanted(const struct sg_request *r, size_t first)
     return first + sg_accept_best(headers, n, sg_exec_types + first);
 }
 
-/* The number of an event. A client that connects again sends the last one it has seen as a header, with the address it began with. */
-static int after_of(const struct sg_request *r, const char *query, int64_t *ret, struct sg_error *err)
-{
-    const char *header = sg_req_header(r, "Last-Event-ID");
-
-    *ret = 0;
-    if (header && !sg_parse_int(header, 0, INT64_MAX, ret))
-        return sg_error_field(err, SG_INVALID_REQUEST, "Last-Event-ID", "must be the seq of an event");
-    if (header || !query)
-        return 0;
-    return sg_req_query_int(r, query, 0, INT64_MAX, ret, err);
-}
-
 static void exec_in_lease(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
     struct sg_exec_request q;
@@ -106,7 +93,7 @@ static void exec_in_lease(struct sg_request *r, struct sg_api *api, struct sg_en
     const char *body = sg_req_body(r, &len);
     size_t type = wanted(r, 0);
 
-    if (after_of(r, NULL, &after, &err) < 0 || sg_exec_request_parse(body, len, &q, &err) < 0) {
+    if (sg_event_after(r, NULL, &after, &err) < 0 || sg_exec_request_parse(body, len, &q, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }
@@ -261,12 +248,12 @@ static void follow_exec(struct sg_request *r, struct sg_api *api, struct sg_entr
     bool follow = false;
     int64_t after;
 
-    if (after_of(r, "after", &after, &err) < 0 || sg_req_query_bool(r, "follow", &follow, &err) < 0 || usable(e, &err) < 0 ||
+    if (sg_event_after(r, "after", &after, &err) < 0 || sg_req_query_bool(r, "follow", &follow, &err) < 0 || usable(e, &err) < 0 ||
         sg_service_exec_follow(api->service, e, sg_req_param(r, "eid"), (uint64_t)after, &reader, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }
-    sg_exec_stream_respond(r, sg_service_parts(api->service)->reactor, reader, wanted(r, 1) == 2 ? SG_EVENT_SSE : SG_EVENT_NDJSON, follow);
+    sg_exec_stream_respond(r, sg_service_parts(api->service)->reactor, reader, sg_event_format_of(r), follow);
 }
 
 void sg_route_exec_output(struct sg_request *r, void *app)

@@ -38,6 +38,7 @@ int sg_registry_intent(struct sg_registry *r, struct sg_entry *e, const char *pr
     int rc;
     if (e->lease.state == SG_LEASE_CREATING) {
         sg_store_op_lease(op, &e->lease);
+        sg_entry_op_events(e, op, NULL, false, 0);
         sg_entry_audit(e, op);
         rc = sg_entry_submit(e, op, SG_STORE_DURABLE, intent_written, i, err);
     } else {
@@ -86,7 +87,7 @@ static void seal_written(void *arg, const struct sg_error *err)
         e->answer = sg_steal(&s->answer);
         e->answer_status = s->answer_status;
         e->idle_from_ms = sg_now_ms();
-        sg_entry_step(e, SG_LEASE_READY, "", &after);
+        sg_entry_step_at(e, SG_LEASE_READY, "", e->ready_us, &after);
         sg_due_set(e->reg, e);
     } else {
         if (err == NULL) {
@@ -165,6 +166,8 @@ int sg_registry_ready(struct sg_registry *r, struct sg_entry *e, const struct sg
     *s = (struct seal){.entry = e, .done = done != NULL ? *done : (struct sg_store_done){0}};
     struct sg_store_op *op = seal_op(e, g, &l, s, with);
     pthread_mutex_lock(&r->lock);
+    e->ready_us = sg_wall_us();
+    sg_entry_op_events(e, op, &l, false, e->ready_us);
     rc = sg_entry_submit(e, op, SG_STORE_DURABLE, seal_written, s, err);
     if (rc < 0) {
         e->committing = false;
@@ -208,6 +211,7 @@ static bool write_failure(struct sg_entry *e, struct sg_store_op *with, const st
     struct sg_store_op *op = with != NULL ? with : sg_store_op_new();
     if (e->stored) {
         sg_store_op_lease_state(op, &e->lease);
+        sg_entry_op_events(e, op, NULL, false, 0);
         sg_entry_audit(e, op);
         if (e->key != NULL) {
             sg_store_op_no_answer(op, t->tenant, t->idempotency_key, e->lease.id);

@@ -73,6 +73,7 @@ static void write_state(struct sg_entry *e, struct sg_store_op *op, unsigned how
 {
     op = op != NULL ? op : sg_store_op_new();
     sg_store_op_lease_state(op, &e->lease);
+    sg_entry_op_events(e, op, NULL, false, 0);
     sg_entry_audit(e, op);
     e->unwritten++;
     if (sg_entry_submit(e, op, how | SG_STORE_KEEP, sg_entry_end_written, e, NULL) < 0) {
@@ -235,6 +236,7 @@ struct extension {
     struct sg_entry *entry;
     struct sg_store_done done;
     int64_t until_ms;
+    int64_t at_us; /* of its event */
 };
 
 static void set_expiry(struct sg_entry *e, int64_t until_ms)
@@ -247,6 +249,8 @@ static void extension_written(void *arg, const struct sg_error *err)
 {
     struct extension *x = arg;
     struct sg_entry *e = x->entry;
+    struct sg_after after;
+    sg_after_init(&after);
     pthread_mutex_lock(&e->reg->lock);
     e->extending--;
     if (err == NULL && x->until_ms > e->committed_expires_ms) {
@@ -257,9 +261,13 @@ static void extension_written(void *arg, const struct sg_error *err)
         set_expiry(e, e->committed_expires_ms);
         sg_due_set(e->reg, e);
     }
+    if (err == NULL && e->lease.state == SG_LEASE_READY) {
+        sg_entry_event(e, true, x->at_us, &after);
+    }
     pthread_mutex_unlock(&e->reg->lock);
     x->done.fn(x->done.arg, err);
     free(x);
+    sg_after_run(e->reg, &after);
 }
 
 /* Under the lock: 1 submitted, 0 nothing to change, -1. */
@@ -279,9 +287,11 @@ static int extend(struct sg_entry *e, int64_t timeout_ms, const struct sg_store_
     struct extension *x = sg_xcalloc(1, sizeof *x);
     *x = (struct extension){.entry = e, .done = *done, .until_ms = now + timeout_ms};
     set_expiry(e, x->until_ms);
+    x->at_us = sg_wall_us();
     struct sg_store_op *op = sg_store_op_new();
     sg_cleanup(sg_json_p) json_t *detail = json_pack("{s:I}", "expires_us", (json_int_t)e->lease.expires_us);
     sg_store_op_lease_state(op, &e->lease);
+    sg_entry_op_events(e, op, &e->lease, true, x->at_us);
     sg_store_op_audit(op, "lease.extended", e->lease.terms->tenant, e->lease.id, detail);
     e->extending++;
     if (sg_entry_submit(e, op, SG_STORE_DURABLE, extension_written, x, err) < 0) {

@@ -43,9 +43,20 @@ static int write_and_wait(struct sg_store *s, struct sg_store_op *op, struct sg_
     return rc;
 }
 
-/* Its sandbox died with the server. One that was being released got what its caller wanted. */
-static void note_gone(struct sg_store_op *op, struct sg_lease *l)
+/* What is known of an old server's lease; what it may have told and not written is left out of the count. */
+static void old_events(struct sg_registry *r, const struct sg_lease *l, struct sg_lease_events *ret)
 {
+    if (sg_lease_events_load(r->cfg.store, l, ret, NULL) < 0) {
+        *ret = (struct sg_lease_events){0}; /* damaged: the lease itself must not be forgotten for it */
+    }
+    sg_lease_events_skip(ret);
+}
+
+/* Its sandbox died with the server. One that was being released got what its caller wanted. */
+static void note_gone(struct sg_registry *r, struct sg_store_op *op, struct sg_lease *l)
+{
+    struct sg_lease_events events;
+    old_events(r, l, &events);
     l->state = l->state == SG_LEASE_RELEASING ? SG_LEASE_TERMINATED : SG_LEASE_LOST;
     l->ended_us = sg_wall_us();
     (void)snprintf(l->reason, sizeof l->reason, "server_restarted");
@@ -53,16 +64,22 @@ static void note_gone(struct sg_store_op *op, struct sg_lease *l)
     (void)snprintf(event, sizeof event, "lease.%s", sg_lease_state_name(l->state));
     sg_cleanup(sg_json_p) json_t *detail = json_pack("{s:s, s:s, s:s}", "provider", l->provider, "sandbox_id",
                                                      l->sandbox_id, "reason", l->reason);
+    sg_lease_events_add(&events, l, false, l->ended_us);
     sg_store_op_lease_state(op, l);
+    sg_store_op_events(op, l->id, &events);
+    sg_lease_events_finish(&events);
     sg_store_op_audit(op, event, l->terms->tenant, l->id, detail);
 }
 
 /* Takes l over. */
 static struct sg_entry *take_over(struct sg_registry *r, struct sg_lease *l)
 {
+    struct sg_lease_events events;
+    old_events(r, l, &events);
     pthread_mutex_lock(&r->lock);
     struct sg_entry *e = sg_entry_new(r, l->terms);
     sg_lease_finish(&e->lease);
+    e->events = events;
     e->lease = *l;
     memset(l, 0, sizeof *l);
     e->stored = true;
@@ -89,7 +106,7 @@ static int recover_page(struct sg_registry *r, const struct sg_recover *how, str
         if (how->adopt != NULL && how->outlives != NULL && how->outlives(how->arg, l->provider)) {
             adopt[n_adopt++] = take_over(r, l);
         } else {
-            note_gone(op, l);
+            note_gone(r, op, l);
             n_lost++;
         }
     }

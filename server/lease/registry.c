@@ -73,6 +73,7 @@ struct sg_entry *sg_entry_unref(struct sg_entry *e)
     sg_cancel_unref(e->cancel);
     sg_error_clear(&e->failure);
     sg_lease_finish(&e->lease);
+    sg_lease_events_finish(&e->events);
     free(e->trajectory);
     free(e->key);
     free(e->answer);
@@ -162,6 +163,10 @@ void sg_after_run(struct sg_registry *r, struct sg_after *a)
         if (s->drop != NULL) {
             r->cfg.sandbox_unref(s->drop);
         }
+        if (s->told != NULL) {
+            s->told->wake(s->told);
+            s->told->unref(s->told);
+        }
         sg_entry_unref(s->entry);
         free(s);
         s = next;
@@ -204,6 +209,11 @@ void sg_entry_wake(struct sg_entry *e, struct sg_after *a)
 
 void sg_entry_step(struct sg_entry *e, enum sg_lease_state to, const char *reason, struct sg_after *a)
 {
+    sg_entry_step_at(e, to, reason, sg_wall_us(), a);
+}
+
+void sg_entry_step_at(struct sg_entry *e, enum sg_lease_state to, const char *reason, int64_t at_us, struct sg_after *a)
+{
     struct sg_registry_stats *stats = &e->reg->stats;
     if (!sg_lease_state_may_become(e->lease.state, to)) {
         abort(); /* a fault of this program, and going on would lose a sandbox */
@@ -213,8 +223,9 @@ void sg_entry_step(struct sg_entry *e, enum sg_lease_state to, const char *reaso
     e->lease.state = to;
     (void)snprintf(e->lease.reason, sizeof e->lease.reason, "%s", reason);
     if (sg_lease_state_ended(to)) {
-        e->lease.ended_us = sg_wall_us();
+        e->lease.ended_us = at_us;
     }
+    sg_entry_event(e, false, at_us, a);
     sg_entry_wake(e, a);
 }
 

@@ -16,6 +16,7 @@
 #include "base/cancel.h"
 #include "base/reactor.h"
 #include "lease/store.h"
+#include "model/lease_event.h"
 
 struct sg_registry;
 struct sg_entry; /* one lease, reference-counted */
@@ -180,6 +181,26 @@ struct sg_waiter {
 bool sg_entry_wait(struct sg_entry *e, enum sg_wait_for what, struct sg_waiter *w);
 /* True: removed, fn will not run. False: it ran, or is running on another thread. */
 bool sg_entry_unwait(struct sg_entry *e, struct sg_waiter *w);
+
+/* ---- events ---- */
+
+/* Hears of every step of one lease. The calls come in order, under the registry's lock but for wake: they must not block and may take
+ * only locks that are leaves. */
+struct sg_follower {
+    void (*event)(struct sg_follower *f, const struct sg_lease_event *ev, const struct sg_lease *l);
+    void (*over)(struct sg_follower *f); /* after the last event there will ever be */
+    void (*wake)(struct sg_follower *f); /* without locks, after one of these, but for those during sg_entry_follow() */
+    void (*ref)(struct sg_follower *f);  /* held until wake has returned */
+    void (*unref)(struct sg_follower *f);
+    bool following; /* registry's from here on */
+    struct sg_follower *next, *prev;
+};
+/* Tells f of what came after event number `after` (0: from the beginning) before it returns, then of what comes. -1: nothing was told;
+ * SG_HISTORY_DROPPED with the member oldest_seq, SG_INVALID_REQUEST (field after) when there is no such event yet. May read the disk
+ * when e came from sg_registry_get(). */
+int sg_entry_follow(struct sg_entry *e, uint64_t after, struct sg_follower *f, struct sg_error *err);
+/* No event or over comes after it returns; a wake may still. */
+void sg_entry_unfollow(struct sg_entry *e, struct sg_follower *f);
 
 /* ---- start and lists ---- */
 

@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 #include <uthash.h>
+#include <utlist.h>
 
 #include "lease/registry.h"
 
@@ -48,6 +49,9 @@ struct sg_entry {
     size_t heap_pos; /* position + 1, 0: none */
     int64_t heap_due;
 
+    struct sg_lease_events events; /* empty in an entry that was read from the store */
+    int64_t ready_us;              /* of the event that is written with the ready lease */
+    struct sg_follower *followers;
     struct sg_waiter *waiters;
     struct sg_entry *recent_next, *recent_prev;
     UT_hash_handle by_id, by_trajectory, by_key;
@@ -82,6 +86,7 @@ struct sg_after_step {
     bool cancel, on_end;
     enum sg_end why;
     struct sg_sandbox *drop;
+    struct sg_follower *told; /* one reference */
 };
 struct sg_after {
     struct sg_after_step *first, **tail;
@@ -105,9 +110,21 @@ struct sg_tenant_use *sg_registry_tenant(struct sg_registry *r, const char *name
 /* Checks the step against the table of legal ones, counts it, moves waiters that have what they wait for to
  * a. */
 void sg_entry_step(struct sg_entry *e, enum sg_lease_state to, const char *reason, struct sg_after *a);
+/* The same for a step whose event was written down already, as of at_us. */
+void sg_entry_step_at(struct sg_entry *e, enum sg_lease_state to, const char *reason, int64_t at_us, struct sg_after *a);
 void sg_entry_wake(struct sg_entry *e, struct sg_after *a);
 void sg_entry_release_quota(struct sg_entry *e);
 bool sg_entry_past_retention(const struct sg_entry *e);
+
+/* ---- events.c: with the lock held ---- */
+
+/* Records where e is now as an event of at_us and tells it. */
+void sg_entry_event(struct sg_entry *e, bool extended, int64_t at_us, struct sg_after *a);
+/* The row of e's events; next (may be NULL): the lease after one more, which is told once it is written. */
+void sg_entry_op_events(const struct sg_entry *e, struct sg_store_op *op, const struct sg_lease *next, bool extended,
+                        int64_t at_us);
+/* Without the lock, reads the disk. */
+int sg_lease_events_load(struct sg_store *s, const struct sg_lease *l, struct sg_lease_events *ret, struct sg_error *err);
 
 /* ---- life.c: with the lock held ---- */
 

@@ -124,6 +124,7 @@ static int decide(const struct attempt *t, struct sg_entry *mine, bool asked, ui
     *t->how = SG_RESERVED_NEW;
     sg_id_new(SG_LEASE_ID_PREFIX, mine->lease.id);
     mine->lease.created_us = sg_wall_us();
+    sg_lease_events_add(&mine->events, &mine->lease, false, mine->lease.created_us);
     sg_registry_index(t->r, mine);
     *t->ret = sg_entry_ref(mine);
     return 1;

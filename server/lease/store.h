@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/secret.h"
 #include "model/lease.h"
+#include "model/lease_event.h"
 
 struct sg_store;
 struct sg_store_op;
@@ -69,6 +70,8 @@ struct sg_store_op *sg_store_op_free(struct sg_store_op *op); /* one that was no
 void sg_store_op_lease(struct sg_store_op *op, const struct sg_lease *l);
 /* Only where it stands: state, reason, expires_at, ended_at of a row that is there (else nothing). */
 void sg_store_op_lease_state(struct sg_store_op *op, const struct sg_lease *l);
+/* What happened to a lease whose row is there (else nothing): all of it, in place of what was written before. */
+void sg_store_op_events(struct sg_store_op *op, const char *lease_id, const struct sg_lease_events *l);
 /* A receipt's canonical text (with id); an id that is there already only gains the tenant. Adds the audit
  * record `receipt_sealed`. */
 void sg_store_op_receipt(struct sg_store_op *op, const char *tenant, const char *receipt_id,
@@ -100,6 +103,9 @@ int sg_store_submit(struct sg_store *s, struct sg_store_op *op, unsigned how,
 /* A lease row; tenant NULL: of anyone. SG_NOT_FOUND, also past retention. */
 int sg_store_lease(struct sg_store *s, const char *tenant, const char *id, struct sg_lease *ret,
                    struct sg_error *err);
+
+/* What was written of a lease's events; none when there is no such lease. -1: also when they are damaged. */
+int sg_store_events(struct sg_store *s, const char *lease_id, struct sg_lease_events *ret, struct sg_error *err);
 
 struct sg_stored_answer {
     char request_hash[SG_SHA256_HEX];

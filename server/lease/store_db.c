@@ -26,6 +26,8 @@ static const char *const migrations[] = {
     " seq INTEGER PRIMARY KEY, time_us INTEGER NOT NULL, kind TEXT NOT NULL, tenant TEXT, lease_id TEXT,"
     " receipt_id TEXT, payload TEXT NOT NULL, mac BLOB NOT NULL);"
     "CREATE TABLE probe(id INTEGER PRIMARY KEY CHECK(id = 1), n INTEGER NOT NULL);",
+    /* 2 */
+    "ALTER TABLE leases ADD COLUMN events TEXT;",
 };
 
 static const char *const write_sql[SG_STMT_COUNT] = {
@@ -44,6 +46,7 @@ static const char *const write_sql[SG_STMT_COUNT] = {
         "expires_us=?14,"
         " ended_us=?15",
     [SG_STMT_LEASE_STATE] = "UPDATE leases SET state=?2, reason=?3, expires_us=?4, ended_us=?5 WHERE id=?1",
+    [SG_STMT_EVENTS] = "UPDATE leases SET events=?2 WHERE id=?1",
     [SG_STMT_RECEIPT] = "INSERT INTO receipts(id, body) VALUES(?1, ?2) ON CONFLICT(id) DO NOTHING",
     [SG_STMT_RECEIPT_OWNER] =
         "INSERT INTO receipt_owners(receipt_id, tenant) VALUES(?1, ?2) ON CONFLICT DO NOTHING",
@@ -67,6 +70,7 @@ static const char *const write_sql[SG_STMT_COUNT] = {
 
 static const char *const read_sql[SG_READ_COUNT] = {
     [SG_READ_LEASE] = "SELECT " LEASE_COLUMNS " FROM leases WHERE id=?1 AND (ended_us=0 OR ended_us>=?2)",
+    [SG_READ_EVENTS] = "SELECT events FROM leases WHERE id=?1",
     [SG_READ_ANSWER] =
         "SELECT a.request_hash, a.lease_id, a.status, a.body FROM answers a JOIN leases l ON l.id=a.lease_id"
         " WHERE a.tenant=?1 AND a.key=?2 AND (l.ended_us=0 OR l.ended_us>=?3)",

@@ -99,6 +99,14 @@ void sg_store_op_lease_state(struct sg_store_op *op, const struct sg_lease *l)
     set_standing(op, add_row(op, SG_ROW_LEASE_STATE), l);
 }
 
+void sg_store_op_events(struct sg_store_op *op, const char *lease_id, const struct sg_lease_events *l)
+{
+    struct sg_row *r = add_row(op, SG_ROW_EVENTS);
+    set_text(op, r, SG_V_LEASE, lease_id);
+    r->text[SG_V_TEXT] = sg_lease_events_dump(l);
+    op->no_memory = op->no_memory || r->text[SG_V_TEXT] == NULL;
+}
+
 void sg_store_op_receipt(struct sg_store_op *op, const char *tenant, const char *receipt_id, const char *body)
 {
     struct sg_row *r = add_row(op, SG_ROW_RECEIPT);

@@ -29,6 +29,7 @@
 enum sg_row_kind {
     SG_ROW_LEASE,
     SG_ROW_LEASE_STATE,
+    SG_ROW_EVENTS,
     SG_ROW_RECEIPT,
     SG_ROW_AUDIT,
     SG_ROW_ANSWER,
@@ -65,6 +66,7 @@ enum sg_stmt {
     SG_STMT_SAVE_RELEASE,
     SG_STMT_LEASE,
     SG_STMT_LEASE_STATE,
+    SG_STMT_EVENTS,
     SG_STMT_RECEIPT,
     SG_STMT_RECEIPT_OWNER,
     SG_STMT_AUDIT,
@@ -78,6 +80,7 @@ enum sg_stmt {
 
 enum sg_read_stmt {
     SG_READ_LEASE,
+    SG_READ_EVENTS,
     SG_READ_ANSWER,
     SG_READ_LEASES,
     SG_READ_LEASES_LIVE,
@@ -198,6 +201,7 @@ enum {
     SG_L_RECEIPT
 };
 enum { SG_L_STATE, SG_L_CAPS, SG_L_CREATED, SG_L_EXPIRES, SG_L_ENDED };
+enum { SG_V_LEASE, SG_V_TEXT };
 enum { SG_R_ID, SG_R_TENANT, SG_R_BODY, SG_R_PAYLOAD };
 enum { SG_A_KIND, SG_A_TENANT, SG_A_LEASE, SG_A_PAYLOAD };
 enum { SG_K_TENANT, SG_K_KEY, SG_K_HASH, SG_K_LEASE, SG_K_BODY };

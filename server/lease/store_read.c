@@ -80,6 +80,25 @@ int sg_store_lease(struct sg_store *s, const char *tenant, const char *id, struc
     return result;
 }
 
+int sg_store_events(struct sg_store *s, const char *lease_id, struct sg_lease_events *ret, struct sg_error *err)
+{
+    *ret = (struct sg_lease_events){0};
+    pthread_mutex_lock(&s->read_lock);
+    sqlite3_stmt *st = s->reads[SG_READ_EVENTS];
+    sqlite3_bind_text(st, 1, lease_id, -1, SQLITE_STATIC);
+    int rc = sqlite3_step(st);
+    const char *text = rc == SQLITE_ROW ? (const char *)sqlite3_column_text(st, 0) : NULL;
+    int result = 0;
+    if (text != NULL) {
+        result = sg_lease_events_parse(text, ret, err);
+    } else if (rc != SQLITE_ROW && rc != SQLITE_DONE) {
+        result = read_failed(s, rc, err);
+    }
+    sqlite3_reset(st);
+    pthread_mutex_unlock(&s->read_lock);
+    return result;
+}
+
 void sg_stored_answer_finish(struct sg_stored_answer *a)
 {
     free(a->body);

@@ -74,6 +74,14 @@ static int write_lease_state(struct sg_store *s, const struct sg_row *r)
     return run(s, SG_STMT_LEASE_STATE);
 }
 
+static int write_events(struct sg_store *s, const struct sg_row *r)
+{
+    sqlite3_stmt *st = s->stmts[SG_STMT_EVENTS];
+    bind_text(st, 1, r->text[SG_V_LEASE]);
+    bind_text(st, 2, r->text[SG_V_TEXT]);
+    return run(s, SG_STMT_EVENTS);
+}
+
 static int write_receipt(struct sg_store *s, const struct sg_row *r, struct sg_audit_head *head)
 {
     sqlite3_stmt *st = s->stmts[SG_STMT_RECEIPT];
@@ -125,6 +133,8 @@ static int write_row(struct sg_store *s, const struct sg_row *r, struct sg_audit
         return write_lease(s, r);
     case SG_ROW_LEASE_STATE:
         return write_lease_state(s, r);
+    case SG_ROW_EVENTS:
+        return write_events(s, r);
     case SG_ROW_RECEIPT:
         return write_receipt(s, r, head);
     case SG_ROW_ANSWER:

@@ -6,7 +6,8 @@
 
 const char *sg_event_type_name(enum sg_event_type t)
 {
-    static const char *const names[] = {"start", "stdout", "stderr", "exit", "error", "ping"};
+    static const char *const names[] = {"start",    "stdout",    "stderr",     "exit",   "error",   "ping", "creating",
+                                        "ready",    "extended",  "releasing",  "terminated", "failed", "expired", "lost"};
 
     return names[t];
 }

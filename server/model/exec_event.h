@@ -1,16 +1,35 @@
-/* What a running command says, event by event, as newline-delimited JSON or as server-sent events: one encoder for both. */
+/* What a running command says, or what happens to a lease, event by event, as newline-delimited JSON or as server-sent events: one
+ * encoder for all. */
 #ifndef SG_EXEC_EVENT_H
 #define SG_EXEC_EVENT_H
 
 #include "base/buf.h"
 #include "model/exec_json.h"
 
-enum sg_event_type { SG_EVENT_START, SG_EVENT_STDOUT, SG_EVENT_STDERR, SG_EVENT_EXIT, SG_EVENT_ERROR, SG_EVENT_PING };
+enum sg_event_type {
+    /* of commands */
+    SG_EVENT_START,
+    SG_EVENT_STDOUT,
+    SG_EVENT_STDERR,
+    SG_EVENT_EXIT,
+    /* of both */
+    SG_EVENT_ERROR,
+    SG_EVENT_PING,
+    /* of leases */
+    SG_EVENT_CREATING,
+    SG_EVENT_READY,
+    SG_EVENT_EXTENDED,
+    SG_EVENT_RELEASING,
+    SG_EVENT_TERMINATED,
+    SG_EVENT_FAILED,
+    SG_EVENT_EXPIRED,
+    SG_EVENT_LOST,
+};
 /* "start", "stdout", ... */
 const char *sg_event_type_name(enum sg_event_type t);
 
 struct sg_exec_event {
-    uint64_t seq; /* from 1 without gaps; 0: not one of the command's (a ping, the failure of a stream) */
+    uint64_t seq; /* from 1, without gaps for commands; 0: not one of the command's or lease's (a ping, the failure of a stream) */
     enum sg_event_type type;
     bool binary; /* stdout, stderr: the bytes are not text and go out as base64 */
     /* stdout, stderr: bytes; they never end or begin inside a character unless binary. Others: the further members, a JSON object as

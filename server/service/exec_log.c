@@ -15,6 +15,8 @@ struct event {
     enum sg_event_type type;
     bool binary;
     size_t len;
+    bool has_seq;
+    uint64_t seq; /* as it is shown: its place in the log, unless it has one of its own */
     uint64_t end; /* what all events up to and with this one weigh */
     char data[];
 };
@@ -191,6 +193,7 @@ static void append(struct sg_exec_log *l, struct event *e)
     l->memory->used += (size_t)weight(e->len);
     e->end = l->total;
     l->last++;
+    e->seq = e->has_seq ? e->seq : l->last;
     l->ring[l->last & (l->size - 1)] = e;
     trim(l, l->history);
 }
@@ -245,7 +248,7 @@ void sg_exec_log_wake(struct sg_exec_log *l)
     struct sg_exec_reader *r;
 
     pthread_mutex_lock(&l->lock);
-    while ((r = l->waiting) && r->after < l->last) {
+    while ((r = l->waiting) && (r->after < l->last || l->ended)) {
         struct sg_waker w = waker_take(&r->waker);
         DL_DELETE2(l->waiting, r, wait_prev, wait_next);
         r->waits = false;
@@ -321,6 +324,27 @@ void sg_exec_log_end(struct sg_exec_log *l, enum sg_event_type type, const char 
         l->ended = true;
         append(l, event_new(type, text, text ? strlen(text) : 0, NULL, 0));
     }
+    pthread_mutex_unlock(&l->lock);
+}
+
+void sg_exec_log_event(struct sg_exec_log *l, uint64_t seq, enum sg_event_type type, const char *text)
+{
+    struct event *e = event_new(type, text, text ? strlen(text) : 0, NULL, 0);
+
+    e->has_seq = true;
+    e->seq = seq;
+    pthread_mutex_lock(&l->lock);
+    if (l->ended)
+        event_unref(e);
+    else
+        append(l, e);
+    pthread_mutex_unlock(&l->lock);
+}
+
+void sg_exec_log_close(struct sg_exec_log *l)
+{
+    pthread_mutex_lock(&l->lock);
+    l->ended = true;
     pthread_mutex_unlock(&l->lock);
 }
 
@@ -436,12 +460,11 @@ int sg_exec_reader_next(struct sg_exec_reader *r, struct sg_exec_event *ret)
         trim(r->log, r->log->history);
         space = space_take(r->log);
     }
-    uint64_t seq = r->after;
     pthread_mutex_unlock(&r->log->lock);
     call(&space);
     if (n > 0)
         *ret = (struct sg_exec_event){
-            .seq = seq, .type = r->at->type, .binary = r->at->binary, .data = r->at->data, .len = r->at->len};
+            .seq = r->at->seq, .type = r->at->type, .binary = r->at->binary, .data = r->at->data, .len = r->at->len};
     return n;
 }
 

@@ -1,4 +1,5 @@
-/* What one command wrote, as numbered events: one writer, any number of readers at their own pace.
+/* What one command wrote, as numbered events: one writer, any number of readers at their own pace. Also what happens to one lease
+ * (sg_exec_log_event()).
  *
  * Bounded: an attached reader that is `window` bytes behind makes the log full, and a full log is a command that is not read
  * from, so it stops at its next write; other readers never do. What all attached readers have passed is history: kept up to `history`
@@ -38,7 +39,12 @@ void sg_exec_log_start(struct sg_exec_log *l, const char *text);
 void sg_exec_log_output(struct sg_exec_log *l, enum sg_event_type type, const char *data, size_t len);
 /* The last event, exit or error, after whatever characters were left unfinished. Later calls do nothing. */
 void sg_exec_log_end(struct sg_exec_log *l, enum sg_event_type type, const char *text);
-/* Wakes the readers that wait for what was written since. */
+/* An event that is numbered elsewhere: readers get to see that number, 0 for one without. text: JSON members, copied; NULL: none. After
+ * the end: ignored. */
+void sg_exec_log_event(struct sg_exec_log *l, uint64_t seq, enum sg_event_type type, const char *text);
+/* The event before was the last. */
+void sg_exec_log_close(struct sg_exec_log *l);
+/* Wakes the readers that wait for what was written since, or for the end. */
 void sg_exec_log_wake(struct sg_exec_log *l);
 
 /* Gives up all history that no attached reader still has to read, but for the last event. */

@@ -4,6 +4,8 @@
 
 #include <stdio.h>
 
+#define FOLLOW_MEMORY_MAX ((size_t)64 * 1024 * 1024)
+
 /* Facts of the registered backends, as the selector sees them. */
 static int collect_candidates(struct sg_service *s, struct sg_error *err)
 {
@@ -27,6 +29,7 @@ int sg_service_new(const struct sg_service_config *cfg, const struct sg_service_
 
     s->cfg = *cfg;
     s->parts = *parts;
+    s->follow_memory.max = FOLLOW_MEMORY_MAX;
     if (collect_candidates(s, err) < 0) {
         sg_service_free(s);
         return -1;

@@ -12,6 +12,7 @@ struct sg_service {
     struct sg_registry *leases;
     struct sg_execs *execs;
     struct sg_endpoints *endpoints;
+    struct sg_run_memory follow_memory; /* what followers of leases have not read yet */
     struct sg_candidates candidates;
     struct sg_environment environment;
     _Atomic bool draining;

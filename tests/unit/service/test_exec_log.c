@@ -100,6 +100,31 @@ Test(exec_log, events_in_order_and_the_end)
     rig_free(g);
 }
 
+Test(exec_log, events_that_are_numbered_elsewhere)
+{
+    struct rig *g = rig_new(1 << 20, 0);
+    struct sg_exec_reader *r = reader(g, 0, false);
+    struct sg_exec_event e;
+    sg_exec_reader_set_waker(r, &(struct sg_waker){.wake = woken, .arg = g});
+    sg_exec_log_event(g->log, 7, SG_EVENT_READY, "{\"a\":1}");
+    sg_exec_log_event(g->log, 30, SG_EVENT_LOST, NULL);
+    sg_exec_log_event(g->log, 0, SG_EVENT_ERROR, "{}");
+    expect_text(r, 7, SG_EVENT_READY, "{\"a\":1}");
+    expect_text(r, 30, SG_EVENT_LOST, "");
+    cr_assert_eq(sg_exec_reader_next(r, &e), 1);
+    cr_assert_eq(e.seq, 0);
+    cr_assert_eq(next(r), -EAGAIN);
+    /* The end alone wakes, too, and nothing follows it. */
+    g->woken = 0;
+    sg_exec_log_close(g->log);
+    sg_exec_log_event(g->log, 31, SG_EVENT_LOST, NULL);
+    sg_exec_log_wake(g->log);
+    cr_assert_eq(g->woken, 1);
+    cr_assert_eq(next(r), 0);
+    sg_exec_reader_free(r);
+    rig_free(g);
+}
+
 Test(exec_log, after_must_exist)
 {
     struct rig *g = rig_new(1 << 20, 1 << 20);
