@@ -276,7 +276,7 @@ bool sg_exec_log_full(struct sg_exec_log *l)
 {
     pthread_mutex_lock(&l->lock);
     bool full = furthest_behind(l) >= l->window;
-    l->want_space = full;
+    l->want_space |= full; /* another output of the command may still wait for the call */
     pthread_mutex_unlock(&l->lock);
     return full;
 }

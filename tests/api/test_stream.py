@@ -283,6 +283,17 @@ def test_a_slow_reader_slows_the_command_and_costs_nothing(server, client, lease
         assert SLOW > 1 or rss(server) < held + 8192
 
 
+@pytest.mark.parametrize("accept", [NDJSON, SSE])
+def test_two_outputs_that_wait_for_one_reader(server, lease, accept):
+    """The one that has room must not make the other one be forgotten, nor must the end of one."""
+    talk = "(while :; do echo err >&2; done) & head -c 30000000 /dev/zero; kill $!"
+    leave = "head -c 3000000 /dev/zero | (head -c 2800000; exec 2>&-; cat)"
+    for command, size in ((talk, 30000000), *[(leave, 3000000)] * 5):
+        with run(server, lease, command, accept, rcvbuf=8192) as s:
+            events = s.all()
+        assert len(data(events)) == size and events[-1]["stdout_bytes_total"] == size
+
+
 def test_who_hangs_up_kills_the_command_and_all_its_descendants(server, client, lease):
     for kind in (NDJSON, SSE):
         s = run(server, lease, "setsid sleep 4321 & (sleep 4321 & wait) & touch up; sleep 4321", kind)

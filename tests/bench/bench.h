@@ -55,5 +55,6 @@ int bench_spawn(int argc, char **argv);
 int bench_pairs(int argc, char **argv);
 int bench_fsync(int argc, char **argv);
 int bench_bulk(int argc, char **argv);
+int bench_stream(int argc, char **argv);
 
 #endif

@@ -15,6 +15,7 @@ static const struct {
     {"fsync", "DIRECTORY BYTES COUNT  write and fdatasync", bench_fsync},
     {"bulk", "get PORT TARGET | put PORT TARGET BYTES | catget FILE | catput FILE BYTES  one large body",
      bench_bulk},
+    {"stream", "exec PORT LEASE BYTES | pipe BYTES | tcp BYTES | first PORT LEASE COUNT  what a command writes", bench_stream},
 };
 
 int main(int argc, char **argv)
@@ -22,5 +23,5 @@ int main(int argc, char **argv)
     for (size_t i = 0; argc > 1 && i < sizeof commands / sizeof *commands; i++)
         if (strcmp(commands[i].name, argv[1]) == 0)
             return commands[i].run(argc - 2, argv + 2);
-    bench_die("usage: sgbench http|spawn|pairs|fsync|bulk ...");
+    bench_die("usage: sgbench http|spawn|pairs|fsync|bulk|stream ...");
 }

@@ -297,6 +297,24 @@ Test(exec_log, an_attached_reader_holds_the_writer_back)
     rig_free(g);
 }
 
+/* Two pipes of one command ask: the answer to one must not take the call from the other, which still waits for it. */
+Test(exec_log, who_was_told_full_is_called_whatever_others_were_told)
+{
+    struct rig *g = rig_new(0, 1000);
+    struct sg_exec_reader *r = reader(g, 0, true);
+    int n = 0;
+    for (; !sg_exec_log_full(g->log); n++)
+        out(g, "some output\n");
+    cr_assert_eq(next(r), 1);
+    cr_assert_not(sg_exec_log_full(g->log)); /* more than half a window behind */
+    cr_assert_eq(g->space, 0);
+    while (next(r) == 1)
+        ;
+    cr_assert_eq(g->space, 1);
+    sg_exec_reader_free(r);
+    rig_free(g);
+}
+
 Test(exec_log, the_slowest_attached_reader_counts_and_loses_nothing)
 {
     struct rig *g = rig_new(100, 1000);
