@@ -51,6 +51,7 @@ static void next_address(struct dial *d)
 {
     struct sg_error err = {0};
     sg_watch_del(d->agent->reactor, &d->watch);
+    sg_timer_cancel(d->agent->reactor, &d->timer); /* the agent is asked again, and only its answer may end that */
     d->watch.fd = sg_close(d->watch.fd);
     if (d->family == AF_INET6) {
         fail(d, SG_ENDPOINT_NOT_LISTENING, "nothing listens on that port in the sandbox");

@@ -396,6 +396,60 @@ Test(hostile, sockets_of_another_kind)
         close(all[i]);
 }
 
+/* A listener whose queue is full: a connect to it hangs, and is refused once the listener is gone and the kernel asks again. */
+struct full_listener {
+    int fd, queued;
+    struct sockaddr_in addr;
+};
+
+static void listener_fill(struct full_listener *l)
+{
+    socklen_t len = sizeof l->addr;
+    l->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    l->queued = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    l->addr = (struct sockaddr_in){.sin_family = AF_INET};
+    l->addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    cr_assert_eq(bind(l->fd, (struct sockaddr *)&l->addr, sizeof l->addr), 0);
+    cr_assert_eq(listen(l->fd, 0), 0);
+    cr_assert_eq(getsockname(l->fd, (struct sockaddr *)&l->addr, &len), 0);
+    cr_assert_eq(connect(l->queued, (struct sockaddr *)&l->addr, sizeof l->addr), 0);
+}
+
+static void socket_answer(struct scene *s, int family, uint64_t id)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = id};
+    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    send_msg(s->sock, &m, &fd, 1);
+    close(fd);
+}
+
+Test(hostile, a_dial_whose_time_is_up_while_the_agent_is_asked)
+{
+    struct scene s;
+    struct full_listener l;
+    int probe = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    uint64_t cookie = 0;
+    socklen_t len = sizeof cookie;
+    cr_assert_eq(getsockopt(probe, SOL_SOCKET, 71 /* SO_NETNS_COOKIE */, &cookie, &len), 0);
+    close(probe);
+    scene_start(&s, cookie);
+    listener_fill(&l);
+    struct sg_dial_done done = {.fn = got_fd, .arg = &s.w};
+    int64_t deadline = sg_now_ms() + 4000;
+    cr_assert_eq(sg_agent_dial(s.b.agent, ntohs(l.addr.sin_port), deadline, &done, NULL), 0);
+    socket_answer(&s, AF_INET, expect(s.sock, SG_AGENT_SOCKET));
+    close(l.fd);
+    close(l.queued);
+    uint64_t second = expect(s.sock, SG_AGENT_SOCKET); /* 127.0.0.1 has refused at last */
+    cr_assert_lt(sg_now_ms(), deadline);
+    while (sg_now_ms() < deadline + 50)
+        usleep(10000);
+    socket_answer(&s, AF_INET6, second);
+    box_wait(&s.b, &s.w.done);
+    cr_expect(s.w.code == SG_ENDPOINT_NOT_LISTENING || s.w.code == SG_ENDPOINT_TIMEOUT, "%d", s.w.code);
+    scene_end(&s, false);
+}
+
 /* ---- commands ---- */
 
 Test(hostile, a_command_out_of_order)
