@@ -19,9 +19,6 @@
 struct sg_config_pool {
     struct sg_local_pool_config pool;
     const char *const *egress_allow;    /* NULL-terminated, or NULL; as all lists of strings here */
-    const char *const *service_command; /* argv */
-    uint16_t service_port;              /* 0: none */
-    const char *service_health_path;
     bool archive_enabled;
     const char *const *archive_dirs; /* of home, work, runtime, tmp */
     int64_t archive_ttl_ms;

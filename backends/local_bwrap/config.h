@@ -14,7 +14,7 @@ enum sg_disk { SG_DISK_TMPFS, SG_DISK_DIR };
 struct sg_local_pool_config {
     const char *name;           /* [a-z0-9_-]{1,63}, unique; the first pool is the default one */
     unsigned size;              /* slots, 1 ... SG_LOCAL_POOL_SIZE_MAX */
-    enum sg_pool_mode mode;     /* SG_POOL_BLACKBOX is refused as not available yet */
+    enum sg_pool_mode mode;
     int64_t acquire_timeout_ms; /* longest wait of a create that names none, >= 0 */
     size_t waiters_max;         /* creates waiting at once, 0: SG_LOCAL_WAITERS_DEFAULT */
     int64_t health_interval_ms; /* between checks of a READY slot, 0: none */
@@ -26,6 +26,17 @@ struct sg_local_pool_config {
     bool require_limits; /* refuse to start when a limit cannot be enforced by a cgroup */
     const char *rootfs;  /* NULL: the host's system directories, read-only; else one that the spawner knows */
     enum sg_egress egress; /* none or loopback; wider ones are refused as not available yet */
+
+    /* SG_POOL_BLACKBOX: what runs in every slot, and when it counts as well. */
+    const char *const *service_command; /* argv, NULL-terminated, not empty; placeholders as in sg_service_text() */
+    uint16_t service_port;              /* > 0 */
+    const char *service_health_path;    /* starts with '/', no blanks */
+    int64_t service_start_ms;           /* how long it may take to answer there, > 0 */
 };
+
+/* text with its placeholders filled in; the caller frees. {slot}, {port}, {work}, {home}, {tmp}, {runtime}: the slot's name, the
+ * service's port, the writable directories. "{{name}" stands for "{name}", and "${name}" and what else is in braces is left as it is;
+ * an unknown {name} of a-z and '_' is NULL with SG_INVALID_REQUEST. */
+char *sg_service_text(const char *text, const char *slot, uint16_t port, struct sg_error *err);
 
 #endif

@@ -18,8 +18,10 @@ static int mode_mismatch(const struct pool *p, enum sg_mode asked, struct sg_err
         (void)snprintf(setting, sizeof setting, "local_pools[%zu].mode", i - 1);
     }
     sg_error_field(err, SG_POOL_MODE_MISMATCH, "metadata.paddock_mode",
-                   "a %s lease cannot come from local pool \"%s\", whose mode is %s (setting %s)",
-                   sg_mode_name(asked), p->cfg.name, sg_pool_mode_name(p->cfg.mode), setting);
+                   "a %s lease cannot come from local pool \"%s\", whose mode is %s (setting %s)"
+                   "; ask for %s or for another local_pool",
+                   sg_mode_name(asked), p->cfg.name, sg_pool_mode_name(p->cfg.mode), setting,
+                   sg_mode_name(asked == SG_MODE_BLACKBOX ? SG_MODE_WHITEBOX : SG_MODE_BLACKBOX));
     if (err != NULL) {
         sg_error_member(err, "paddock_mode", json_string(sg_mode_name(asked)));
         sg_error_member(err, "pool_mode", json_string(sg_pool_mode_name(p->cfg.mode)));
@@ -57,6 +59,20 @@ static int check_limits(const struct pool *p, const struct sg_limits *l, struct 
     return 0;
 }
 
+/* The name "blackbox" is the pool's own service. */
+static int check_service_port(const struct pool *p, const struct sg_sandbox_spec *spec, struct sg_error *err)
+{
+    for (size_t i = 0; i < spec->n_services; i++) {
+        char field[48];
+        (void)snprintf(field, sizeof field, "services[%zu].port", i);
+        if (sg_streq(spec->services[i].name, "blackbox") && spec->services[i].port != p->cfg.service_port) {
+            return sg_error_field(err, SG_NOT_SUPPORTED, field, "the service of local pool \"%s\" has port %u", p->cfg.name,
+                                  (unsigned)p->cfg.service_port);
+        }
+    }
+    return 0;
+}
+
 static int check_for(const struct pool *p, const struct sg_sandbox_spec *spec, struct sg_error *err)
 {
     bool blackbox = spec->mode == SG_MODE_BLACKBOX;
@@ -68,6 +84,9 @@ static int check_for(const struct pool *p, const struct sg_sandbox_spec *spec, s
                        "egress %s is wider than %s, which local pool \"%s\" has",
                        sg_egress_name(spec->egress), sg_egress_name(p->cfg.egress), p->cfg.name);
         return sg_error_reason(err, "egress_widened");
+    }
+    if (blackbox && check_service_port(p, spec, err) < 0) {
+        return -1;
     }
     if (spec->image != NULL) {
         return sg_error_field(err, SG_NOT_SUPPORTED, "image", "local sandboxes have no images");
@@ -162,6 +181,7 @@ static void give(struct slot *s, struct waiter *w)
 {
     struct gen *g = s->gen;
     s->failures = 0;
+    service_uncheck(g);
     g->leased = true;
     gen_ref(g); /* the sandbox's, until sandbox_free() */
     atomic_store(&g->sb.refs, 1);

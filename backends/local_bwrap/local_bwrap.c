@@ -23,6 +23,14 @@ static void pool_finish(struct pool *p)
 {
     free((char *)(uintptr_t)p->cfg.name);
     free((char *)(uintptr_t)p->cfg.rootfs);
+    free((char *)(uintptr_t)p->cfg.service_health_path);
+    for (size_t i = 0; p->cfg.service_command != NULL && p->cfg.service_command[i] != NULL; i++) {
+        free((char *)(uintptr_t)p->cfg.service_command[i]);
+    }
+    free((void *)(uintptr_t)p->cfg.service_command);
+    for (unsigned i = 0; i < p->cfg.size; i++) {
+        free(p->slots[i].log.data);
+    }
     free(p->slots);
 }
 
@@ -109,11 +117,15 @@ static void health_due(struct sg_timer *t)
 {
     struct pool *p = POOL_OF(t, health);
     const struct sg_file_stat_done done = {.fn = health_answer};
-    struct slot *s = NULL;
-    struct slot *next = NULL;
-    DL_FOREACH_SAFE(p->ready, s, next)
-    {
-        (void)sg_agent_stat(s->gen->agent, "/", &done, NULL);
+    for (unsigned i = 0; i < p->cfg.size; i++) {
+        struct gen *g = p->slots[i].gen;
+        if (g == NULL || !g->ready || g->ending) {
+            continue;
+        }
+        (void)sg_agent_stat(g->agent, "/", &done, NULL);
+        if (!g->leased && !g->ending) { /* a leased service is its lease's to judge: it may be busy */
+            service_check(g);
+        }
     }
     sg_timer_set(p->l->parts.reactor, t, sg_now_ms() + p->cfg.health_interval_ms);
 }
@@ -255,12 +267,31 @@ static int check_all(const struct sg_local_parts *parts, const struct sg_local_p
     return 0;
 }
 
+/* A copy of a NULL-terminated list, or NULL of none. */
+static const char *const *copy_list(const char *const *list)
+{
+    size_t n = 0;
+    while (list != NULL && list[n] != NULL) {
+        n++;
+    }
+    if (n == 0) {
+        return NULL;
+    }
+    const char **copy = sg_xcalloc(n + 1, sizeof *copy);
+    for (size_t i = 0; i < n; i++) {
+        copy[i] = sg_xstrdup(list[i]);
+    }
+    return copy;
+}
+
 static void pool_init(struct pool *p, struct local *l, const struct sg_local_pool_config *c, uint32_t first)
 {
     p->l = l;
     p->cfg = *c;
     p->cfg.name = sg_xstrdup(c->name);
     p->cfg.rootfs = c->rootfs != NULL ? sg_xstrdup(c->rootfs) : NULL;
+    p->cfg.service_command = copy_list(c->service_command);
+    p->cfg.service_health_path = c->service_health_path != NULL ? sg_xstrdup(c->service_health_path) : NULL;
     p->cfg.waiters_max = c->waiters_max != 0 ? c->waiters_max : SG_LOCAL_WAITERS_DEFAULT;
     p->health.fire = health_due;
     p->slots = sg_xcalloc(c->size, sizeof *p->slots);

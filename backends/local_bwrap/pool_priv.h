@@ -15,6 +15,7 @@
 
 #include "backends/agent/client.h"
 #include "backends/local_bwrap/local_bwrap.h"
+#include "backends/probe.h"
 #include "backends/spawner/cgroup.h"
 #include "backends/spawner/spawner.h"
 #include "base/hold.h"
@@ -36,6 +37,25 @@ struct slot;
 struct ending {
     struct sg_done done;
     struct ending *next;
+};
+
+/* The service of a blackbox slot; reactor only. */
+struct service_out {
+    struct gen *g;
+    struct sg_pipe *pipe; /* one reference, NULL: closed */
+    struct sg_timer pause;
+};
+struct service {
+    struct sg_exec *x; /* NULL: none */
+    struct service_out out, err;
+    struct sg_probe *probe; /* under way, or NULL */
+};
+
+/* The last of what services wrote in a slot; under local.lock. */
+#define SERVICE_LOG_BYTES ((size_t)64 * 1024)
+struct service_log {
+    char *data; /* a ring of SERVICE_LOG_BYTES, NULL: empty */
+    uint64_t total;
 };
 
 enum gen_fate { GEN_ALIVE, GEN_RELEASED, GEN_LOST };
@@ -72,6 +92,7 @@ struct gen {
     bool dead;      /* nothing of it runs any more */
     bool destroyed; /* nothing of it is left */
     struct ending *endings;
+    struct service service;
 
     /* written under local.lock */
     bool hold_gone; /* no descriptor that came out of the sandbox is open */
@@ -100,6 +121,7 @@ struct slot {
     char lease_id[SG_ID_MAX];
     int64_t born_ms; /* sg_now_ms() of the present sandbox, 0: none */
     char last_error[256];
+    struct service_log log;
 };
 
 /* A create that has not been answered. */
@@ -184,8 +206,21 @@ void slot_recycle(struct slot *s);
 /* The driver ends: so does the slot, as soon as it can. */
 void slot_close(struct slot *s);
 void slot_retry(struct sg_timer *t);
+/* It is ready for its lease. */
+void gen_offer(struct gen *g);
+/* It died on its own, or is no good: rebuilt, or LOST when it is leased. Nothing when it is ending already. */
+void gen_died(struct gen *g, const struct sg_error *why);
 struct gen *gen_ref(struct gen *g);
 void gen_unref(struct gen *g);
+
+/* service.c. Reactor only, but for the log */
+int service_start(struct gen *g, struct sg_error *err);
+void service_end(struct gen *g);
+/* Begins a check of one that is READY, unless one is under way; ends it without a result. */
+void service_check(struct gen *g);
+void service_uncheck(struct gen *g);
+/* Any thread. The last bytes of the log, at most max, with a NUL behind them; the caller frees. */
+char *service_log_tail(struct slot *s, size_t max, size_t *ret_len);
 
 /* sandbox.c: what is asked of a leased sandbox. Any thread */
 void sandbox_terminate(struct sg_sandbox *sb, const struct sg_done *done);
@@ -196,6 +231,8 @@ int sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, cons
                  struct sg_error *err);
 struct json_t *sandbox_metadata(struct sg_sandbox *sb);
 extern const struct sg_file_ops sandbox_files;
+/* A group for a command of the sandbox; tree->free(tree->arg) ends it. */
+int gen_group(struct gen *g, struct sg_agent_tree *tree, struct sg_error *err);
 
 /* admin.c */
 extern const struct sg_slot_ops pool_slot_ops;

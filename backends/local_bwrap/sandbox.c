@@ -103,7 +103,7 @@ static void group_free(void *arg)
     free(group);
 }
 
-static int group_new(struct gen *g, struct sg_agent_tree *tree, struct sg_error *err)
+int gen_group(struct gen *g, struct sg_agent_tree *tree, struct sg_error *err)
 {
     struct sg_cgroup *cgroup = NULL;
     if (g->built.tree_kill == SG_TREE_KILL_CGROUP && sg_cgroups_acquire(g->slot->cgroups, &cgroup, err) < 0) {
@@ -138,7 +138,7 @@ int sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const s
     if (a == NULL) {
         return -1;
     }
-    int rc = group_new(g, &tree, err);
+    int rc = gen_group(g, &tree, err);
     if (rc == 0) {
         rc = sg_agent_exec_start(a, spec, &tree, sink, ret, err);
         if (rc < 0) {
@@ -347,11 +347,16 @@ struct json_t *sandbox_metadata(struct sg_sandbox *sb)
     struct gen *g = (struct gen *)sb;
     const struct slot *s = g->slot;
     const struct sg_slot_built *b = &g->built;
+    const struct sg_local_pool_config *c = &s->pool->cfg;
     const char *dot = strrchr(sb->id, '.');
-    return json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s}}", "isolation", "bwrap",
+    json_t *v = json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s}}", "isolation", "bwrap",
                      "slot", s->name, "generation", (json_int_t)strtoll(dot + 1, NULL, 10), "local_pool",
                      s->pool->cfg.name, "mode", sg_pool_mode_name(s->pool->cfg.mode), "agent_isolation",
                      sg_isolation_name(b->isolation), "tree_kill", sg_tree_kill_name(b->tree_kill),
                      "limits_enforced", "memory", sg_means_name(b->memory), "pids", sg_means_name(b->pids),
                      "cpu", sg_means_name(b->cpu), "disk", sg_means_name(b->disk));
+    if (v != NULL && c->mode == SG_POOL_BLACKBOX) {
+        (void)json_object_set_new(v, "service", json_pack("{s:i, s:s}", "port", (int)c->service_port, "health_path", c->service_health_path));
+    }
+    return v;
 }

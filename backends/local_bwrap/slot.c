@@ -178,12 +178,27 @@ static void hold_gone_run(struct sg_task *t)
     gen_unref(g);
 }
 
-static void gen_offer(struct gen *g)
+void gen_offer(struct gen *g)
 {
     g->ready = true;
     set_born(g->slot, sg_now_ms());
     build_over(g);
     pool_offer(g->slot);
+}
+
+/* The agent is there. A service may take its time: others are built meanwhile. */
+static void gen_up(struct gen *g)
+{
+    struct sg_error err = {0};
+    if (g->slot->pool->cfg.mode != SG_POOL_BLACKBOX) {
+        gen_offer(g);
+        return;
+    }
+    build_over(g);
+    if (service_start(g, &err) < 0) {
+        build_failed(g->slot, &err);
+        sg_error_clear(&err);
+    }
 }
 
 /* May come before sg_agent_new() has returned. */
@@ -193,7 +208,7 @@ static void agent_ready(void *arg, const struct sg_agent_facts *facts)
     (void)facts;
     g->hello = true;
     if (!g->ending && g->agent != NULL) {
-        gen_offer(g);
+        gen_up(g);
     }
 }
 
@@ -217,7 +232,7 @@ static void lease_lost(struct gen *g, const struct sg_error *cause)
 }
 
 /* The sandbox died on its own. */
-static void gen_died(struct gen *g, const struct sg_error *why)
+void gen_died(struct gen *g, const struct sg_error *why)
 {
     struct slot *s = g->slot;
     if (g->ending) {
@@ -333,7 +348,7 @@ static int gen_open(struct gen *g, struct sg_slot_built *b, struct sg_error *err
     g->agent = agent;
     (void)pthread_mutex_unlock(&g->lock);
     if (g->hello) {
-        gen_offer(g);
+        gen_up(g);
     }
     return 0;
 }
@@ -479,6 +494,7 @@ static void gen_end(struct gen *g)
     build_over(g);
     sg_timer_cancel(l->parts.reactor, &g->mourn);
     set_born(g->slot, 0);
+    service_end(g);
     (void)pthread_mutex_lock(&g->lock);
     struct sg_agent *agent = sg_steal(&g->agent);
     struct sg_hold *hold = sg_steal(&g->hold);

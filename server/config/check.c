@@ -199,9 +199,6 @@ static int refuse_pool(const struct sg_config *c, const struct sg_config_pool *p
 
 static int check_pool(const struct sg_config *c, const struct sg_config_pool *p, const char *section, struct sg_error *err)
 {
-    if (p->pool.mode == SG_POOL_BLACKBOX && (sg_config_count(p->service_command) == 0 || p->service_port == 0)) {
-        return refuse_pool(c, p, section, "mode", err, "blackbox needs service_command and service_port");
-    }
     if (p->pool.egress == SG_EGRESS_RESTRICTED && sg_config_count(p->egress_allow) == 0) {
         return refuse_pool(c, p, section, "egress", err, "restricted needs egress_allow");
     }

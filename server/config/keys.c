@@ -80,12 +80,14 @@ static const struct conf_table token_table = {token_keys, SG_COUNT_OF(token_keys
      .help = "CPUs of a slot's commands, e.g. 1.5; 0: no limit"}, \
     {.section = sec, .name = "require_limits", .type = CONF_BOOL, AT(owner, prefix pool.require_limits), .def = "false", \
      .help = "refuse to start when a limit cannot be enforced by a cgroup"}, \
-    {.section = sec, .name = "service_command", .type = CONF_STRINGS, AT(owner, prefix service_command), \
-     .help = "argv of the service of a blackbox slot"}, \
-    {.section = sec, .name = "service_port", .type = CONF_INT, AT(owner, prefix service_port), .def = "0", RANGE(0, 65535), \
+    {.section = sec, .name = "service_command", .type = CONF_STRINGS, AT(owner, prefix pool.service_command), \
+     .help = "argv of the service of a blackbox slot, which stays in the foreground; {slot}, {port}, {work}, {home}, {tmp}, {runtime}"}, \
+    {.section = sec, .name = "service_port", .type = CONF_INT, AT(owner, prefix pool.service_port), .def = "0", RANGE(0, 65535), \
      .help = "port of that service"}, \
-    {.section = sec, .name = "service_health_path", .type = CONF_STRING, AT(owner, prefix service_health_path), .def = "/health", \
+    {.section = sec, .name = "service_health_path", .type = CONF_STRING, AT(owner, prefix pool.service_health_path), .def = "/health", \
      PATH, .help = "what must answer before a blackbox slot is ready"}, \
+    {.section = sec, .name = "service_start_timeout", .type = CONF_DURATION, AT(owner, prefix pool.service_start_ms), .def = "60s", \
+     RANGE(100, HOUR), .help = "how long it may take to answer there"}, \
     {.section = sec, .name = "archive_enabled", .type = CONF_BOOL, AT(owner, prefix archive_enabled), .def = "false", \
      .help = "keep an archive of released slots"}, \
     {.section = sec, .name = "archive_dirs", .type = CONF_STRINGS, AT(owner, prefix archive_dirs), .def = "home,work", \

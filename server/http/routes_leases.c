@@ -12,7 +12,11 @@ static json_t *lease_json(const struct sg_request *r, const struct sg_api *api, 
 {
     json_t *endpoints = json_object();
     const struct sg_lease_terms *t = l->terms;
+    json_int_t own = json_integer_value(json_object_get(json_object_get(l->metadata, "service"), "port"));
 
+    /* What its sandbox brought along. */
+    if (l->state == SG_LEASE_READY && t->mode == SG_MODE_BLACKBOX && own > 0 && own <= 65535)
+        json_object_set_new(endpoints, "blackbox", sg_api_endpoint(r, api, l->id, (uint16_t)own, NULL));
     if (l->state == SG_LEASE_READY)
         for (size_t i = 0; i < t->n_services; i++)
             json_object_set_new(endpoints, t->services[i].name, sg_api_endpoint(r, api, l->id, t->services[i].port, NULL));

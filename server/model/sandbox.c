@@ -140,6 +140,21 @@ int sg_env_merge(struct sg_env *dst, const struct sg_env *src, struct sg_error *
     return 0;
 }
 
+int sg_env_base(struct sg_env *e, struct sg_error *err)
+{
+    static const char *const base[][2] = {{"PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+                                          {"HOME", "/home/sandbox"},
+                                          {"USER", "sandbox"},
+                                          {"LANG", "C.UTF-8"},
+                                          {"TERM", "dumb"}};
+    for (size_t i = 0; i < SG_COUNT_OF(base); i++) {
+        if (sg_env_set(e, base[i][0], base[i][1], err) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 void sg_env_finish(struct sg_env *e)
 {
     for (size_t i = 0; i < e->n; i++) {

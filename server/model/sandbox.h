@@ -35,6 +35,8 @@ int sg_env_set(struct sg_env *e, const char *name, const char *value, struct sg_
 const char *sg_env_get(const struct sg_env *e, const char *name);
 /* dst gets everything of src on top of its own. */
 int sg_env_merge(struct sg_env *dst, const struct sg_env *src, struct sg_error *err);
+/* What every command in a sandbox has: PATH, HOME, USER, LANG and TERM. */
+int sg_env_base(struct sg_env *e, struct sg_error *err);
 void sg_env_finish(struct sg_env *e);
 
 struct sg_service_port {

@@ -280,18 +280,9 @@ static void command_done(void *arg, struct sg_run *run, const struct sg_error *e
 
 /* ---- the start ---- */
 
-static int base_env(const struct sg_command *c, struct sg_env *env, struct sg_error *err)
+static int command_env(const struct sg_command *c, struct sg_env *env, struct sg_error *err)
 {
-    static const char *const base[][2] = {{"PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-                                          {"HOME", "/home/sandbox"},
-                                          {"USER", "sandbox"},
-                                          {"LANG", "C.UTF-8"},
-                                          {"TERM", "dumb"}};
-
-    for (size_t i = 0; i < SG_COUNT_OF(base); i++)
-        if (sg_env_set(env, base[i][0], base[i][1], err) < 0)
-            return -1;
-    if (sg_env_merge(env, &sg_entry_terms(c->lease)->env, err) < 0)
+    if (sg_env_base(env, err) < 0 || sg_env_merge(env, &sg_entry_terms(c->lease)->env, err) < 0)
         return -1;
     return sg_env_merge(env, &c->request.env, err);
 }
@@ -302,7 +293,7 @@ static int start_run(struct sg_command *c, struct sg_sandbox *sb, struct sg_erro
     int64_t cap = c->request.max_output_bytes;
     bool collects = c->keeps || !c->log; /* else the events are all there is of its output */
 
-    int rc = base_env(c, &env, err);
+    int rc = command_env(c, &env, err);
     if (rc == 0) {
         struct sg_run_args args = {.memory = &c->s->execs->memory,
                                    .sb = sb,

@@ -6,10 +6,16 @@
 #include "service/manifest.h"
 #include "service/service_priv.h"
 
+#include "base/clock.h"
 #include "select/decide.h"
 #include "select/receipt.h"
+#include "service/healthy.h"
 
 #include <stdio.h>
+
+/* How long the services of a lease may take to be ready when no acquire_timeout is given, and at least when one is. */
+#define SERVICES_MS 30000
+#define SERVICES_LEAST_MS 1000
 
 struct creation {
     _Atomic int refs; /* the walk's and the hang-up hook's */
@@ -203,7 +209,6 @@ static void seal(struct creation *c)
                              .arg = c,
                              .answer_status = 200};
 
-    sg_service_watch_sandbox(c->s, c->entry, c->sandbox);
     struct sg_store_op *op = receipt_op(c, c->decision.receipt);
     if (!op)
         sg_error_set(&err, SG_NO_MEMORY, "no memory for the receipt");
@@ -211,6 +216,35 @@ static void seal(struct creation *c)
         return;
     sealed(c, &err);
     sg_error_clear(&err);
+}
+
+/* ---- services: what the sandbox brings along is waited for; in a whitebox the caller starts them ---- */
+
+static void services_ready(void *arg, const struct sg_error *err)
+{
+    struct creation *c = arg;
+
+    if (err)
+        give_up_sandbox(c, err);
+    else
+        seal(c);
+}
+
+static void await_services(struct creation *c)
+{
+    const struct sg_lease_request *q = &c->request;
+    int64_t ms = q->acquire_timeout_given ? q->acquire_timeout_ms : SERVICES_MS;
+    struct sg_await_args a = {.sandbox = c->sandbox,
+                              .terms = c->terms,
+                              .cancel = sg_entry_cancel(c->entry),
+                              .deadline_ms = sg_now_ms() + (ms > SERVICES_LEAST_MS ? ms : SERVICES_LEAST_MS),
+                              .done = services_ready,
+                              .arg = c};
+
+    if (c->terms->mode == SG_MODE_BLACKBOX && c->terms->n_services > 0 && c->driver->ops->dial)
+        sg_service_await(c->s, &a);
+    else
+        seal(c);
 }
 
 /* ---- the manifest ---- */
@@ -222,7 +256,7 @@ static void manifest_applied(void *arg, const struct sg_error *err)
     struct sg_error lost = {0};
 
     if (!err) {
-        seal(c);
+        await_services(c);
     } else if (err->code != SG_SANDBOX_LOST) {
         give_up_sandbox(c, err);
     } else {
@@ -266,6 +300,7 @@ static void sandbox_created(void *arg, struct sg_sandbox *sb, const struct sg_er
         return;
     }
     c->sandbox = sb;
+    sg_service_watch_sandbox(c->s, c->entry, sb);
     apply_manifest(c);
 }
 

@@ -65,9 +65,11 @@ static void sandbox_lost(void *arg, struct sg_sandbox *sb, const struct sg_error
 {
     struct sg_service *s = arg;
     struct sg_entry *e;
+    char reason[sizeof why->reason + sizeof why->message + 2];
 
     if (sg_registry_peek(s->leases, NULL, sb->owner, &e) == 1) {
-        sg_registry_end(s->leases, e, SG_END_LOST, why->message);
+        snprintf(reason, sizeof reason, "%s: %s", why->reason[0] ? why->reason : "sandbox_lost", why->message);
+        sg_registry_end(s->leases, e, SG_END_LOST, reason);
         sg_entry_unref(e);
     }
 }

@@ -102,7 +102,7 @@ Test(config, every_kind_of_value)
     cr_assert_eq(c->leases.idle_timeout_ms, 250);
     cr_assert_eq(c->local_bwrap.pool.memory_max, 65536);
     cr_assert_eq(c->local_bwrap.pool.cpu_milli, 1500);
-    cr_assert_str_eq(c->local_bwrap.service_command[1], "b c");
+    cr_assert_str_eq(c->local_bwrap.pool.service_command[1], "b c");
     cr_assert_str_eq(c->backends.enabled[1], "local_bwrap");
     size_t n = 0;
     struct sg_local_pool_config *pools = sg_config_local_pools(c, &n);
@@ -198,7 +198,10 @@ Test(config, checks_between_keys)
         {"local_pools: [{name: a}, {name: a}]", "local_pools"},
         {"local_pools: [{name: default}]", "local_pools"},
         {"local_pools: [{name: b, mode: blackbox}]", "local_pools"},
-        {"local_bwrap: {mode: blackbox}", "local_bwrap.mode"},
+        {"local_bwrap: {mode: blackbox, service_port: 80}", "local_bwrap.mode"},
+        {"local_bwrap: {mode: blackbox, service_command: [x]}", "local_bwrap.mode"},
+        {"local_bwrap: {mode: blackbox, service_port: 80, service_command: ['{prot}']}", "local_bwrap.service_command"},
+        {"local_bwrap: {mode: blackbox, service_port: 80, service_command: [x], service_health_path: '/a b'}", "local_bwrap.service_health_path"},
         {"auth: {tokens: [{name: a, tenant: t, sha256: " SHA_A "}, {name: a, tenant: t, sha256: " SHA_B "}]}", "auth.tokens"},
         {"auth: {tokens: [{name: a, tenant: t, sha256: " SHA_A "}, {name: b, tenant: t, sha256: " SHA_A "}]}", "auth.tokens"},
         {"remotes: [{name: docker, url: 'http://x'}]", "remotes"},
