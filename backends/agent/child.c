@@ -162,6 +162,15 @@ static void refuse_clone3(void)
     (void)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
 }
 
+static void enter_directory(struct child *c)
+{
+    int dir = files_resolve(c->cwd, O_PATH | O_DIRECTORY);
+    if (dir < 0)
+        errno = -dir;
+    if (dir < 0 || fchdir(dir) != 0)
+        fail(c, SG_AGENT_STAGE_CWD);
+}
+
 static int child_main(void *arg)
 {
     struct child *c = arg;
@@ -172,8 +181,7 @@ static int child_main(void *arg)
     /* All are CLOEXEC from birth; this is the net below. */
     syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
     become_user(c);
-    if (chdir(c->cwd) != 0)
-        fail(c, SG_AGENT_STAGE_CWD);
+    enter_directory(c);
     if (c->born)
         refuse_clone3();
     uint64_t none = 0;

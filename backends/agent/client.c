@@ -242,11 +242,13 @@ static bool hello_right(struct sg_agent *a, const struct sg_agent_msg *m)
 {
     const uint64_t may = (1ULL << CAP_SETUID) | (1ULL << CAP_SETGID) | (1ULL << CAP_KILL);
     const uint32_t must = SG_AGENT_HELLO_NO_NEW_PRIVS | SG_AGENT_HELLO_NOT_DUMPABLE;
-    if (m->u.hello.pid != 1 || m->u.hello.isolation != (uint32_t)a->o.isolation ||
+    if ((m->u.hello.pid != 1 && a->o.isolation != SG_AGENT_HOST) || m->u.hello.isolation != (uint32_t)a->o.isolation ||
         (m->u.hello.flags & must) != must)
         return false;
     if (a->o.isolation == SG_AGENT_UID)
         return m->u.hello.uid == 0 && (m->u.hello.caps & ~may) == 0 && m->u.hello.command_uid != 0;
+    if (a->o.isolation == SG_AGENT_HOST && m->u.hello.uid == 0)
+        return false;
     return m->u.hello.caps == 0 && m->u.hello.command_uid == m->u.hello.uid;
 }
 

@@ -45,8 +45,7 @@ static void done_stat(struct agent *a, uint64_t id, const struct stat *st, uint3
 
 /* Where a write through path ends up once its last component's links are followed. */
 struct target {
-    int dir;  /* holds name; -1 while the directory is missing */
-    int base; /* what dir_path is relative to, or AT_FDCWD; owned */
+    int dir;   /* holds name; -1 while the directory is missing */
     int links; /* FILES_NO_LINKS: none is followed, one of the last component is what gets replaced */
     char dir_path[SG_AGENT_PATH_MAX + 1];
     char name[SG_AGENT_PATH_MAX + 1];
@@ -57,22 +56,25 @@ struct target {
 static void target_finish(struct target *t)
 {
     close_keep(t->dir);
-    if (t->base >= 0)
-        close_keep(t->base);
 }
 
-/* Follows one link; 1 when there was one, 0 when not, -errno. */
+/* Follows one link: path becomes where it points. 1 when there was one, 0 when not, -errno. */
 static int follow(struct target *t, char *path)
 {
-    ssize_t n = readlinkat(t->dir, t->name, path, SG_AGENT_PATH_MAX + 1);
+    char text[SG_AGENT_PATH_MAX + 2];
+    ssize_t n = readlinkat(t->dir, t->name, text, sizeof text - 1);
     if (n < 0)
         return errno == EINVAL || errno == ENOENT ? 0 : -errno;
-    if (n == 0 || (size_t)n > SG_AGENT_PATH_MAX)
+    size_t at = text[0] == '/' ? 0 : strlen(t->dir_path) + 1;
+    if (n == 0 || at + (size_t)n > SG_AGENT_PATH_MAX)
         return -ENAMETOOLONG;
-    path[n] = '\0';
-    if (t->base >= 0)
-        close(t->base);
-    t->base = t->dir;
+    if (at > 0) {
+        memcpy(path, t->dir_path, at - 1);
+        path[at - 1] = '/';
+    }
+    memcpy(path + at, text, (size_t)n);
+    path[at + (size_t)n] = '\0';
+    close(t->dir);
     t->dir = -1;
     return 1;
 }
@@ -99,7 +101,7 @@ static int check_existing(struct target *t)
 static int target_find(struct target *t, const char *path, int links)
 {
     char rest[SG_AGENT_PATH_MAX + 1];
-    *t = (struct target){.dir = -1, .base = AT_FDCWD, .links = links};
+    *t = (struct target){.dir = -1, .links = links};
     memcpy(rest, path, strlen(path) + 1);
     size_t len = strlen(path);
     if (path[len - 1] == '/')
@@ -110,7 +112,7 @@ static int target_find(struct target *t, const char *path, int links)
             return r;
         if (files_no_name(t->name))
             return -EISDIR;
-        t->dir = sys_openat2(t->base, t->dir_path, O_PATH | O_DIRECTORY | links, 0);
+        t->dir = files_resolve(t->dir_path, O_PATH | O_DIRECTORY | links);
         if (t->dir == -ENOENT) {
             t->dir = -1;
             return 0;
@@ -173,8 +175,7 @@ static int writable_dir(int dir)
     return 0;
 }
 
-/* Where an open file of this process is, as the sandbox sees it; -errno. */
-static int path_of(int fd, char *path, size_t cap)
+static int link_text(int fd, char *path, size_t cap)
 {
     char self[SELF_FD_MAX];
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
@@ -184,6 +185,25 @@ static int path_of(int fd, char *path, size_t cap)
     if ((size_t)n >= cap)
         return -ENAMETOOLONG;
     path[n] = '\0';
+    return 0;
+}
+
+/* Where an open file of this process is, as the sandbox sees it: below its root. -errno. */
+static int path_of(int fd, char *path, size_t cap)
+{
+    char root[SG_AGENT_PATH_MAX + 1];
+    int r = link_text(FILES_ROOT, root, sizeof root);
+    if (r == 0)
+        r = link_text(fd, path, cap);
+    size_t n = strlen(root);
+    if (r < 0 || n == 1)
+        return r;
+    if (strncmp(path, root, n) != 0 || (path[n] != '/' && path[n] != '\0'))
+        return -ENOENT; /* moved out of it meanwhile */
+    if (path[n] == '\0')
+        memcpy(path, "/", 2);
+    else
+        memmove(path, path + n, strlen(path + n) + 1);
     return 0;
 }
 
@@ -216,7 +236,7 @@ static int open_temp(struct agent *a, const struct sg_agent_msg *m, char *temp, 
     if (dir == 0)
         dir = condition_check(&m->u.file.condition, t.exists ? &t.st : NULL);
     if (dir == 0) {
-        dir = t.dir >= 0 ? fcntl(t.dir, F_DUPFD_CLOEXEC, 3) : files_nearest_dir(t.base, t.dir_path, t.links);
+        dir = t.dir >= 0 ? fcntl(t.dir, F_DUPFD_CLOEXEC, 3) : files_nearest_dir(t.dir_path, t.links);
         if (dir < 0 && t.dir >= 0)
             dir = -errno;
     }
@@ -229,18 +249,27 @@ static int open_temp(struct agent *a, const struct sg_agent_msg *m, char *temp, 
     return fd;
 }
 
+static void unlink_temp(const char *temp)
+{
+    char name[SG_AGENT_PATH_MAX + 1];
+    int dir = files_parent(temp, name, FILES_NO_LINKS);
+    if (dir >= 0)
+        (void)unlinkat(dir, name, 0);
+    close_keep(dir);
+}
+
 /* A file for the server alone, wherever path is or will be. fd or -errno. */
 static int open_scratch(struct agent *a, const struct sg_agent_msg *m)
 {
     char temp[SG_AGENT_PATH_MAX + 1];
-    int dir = files_nearest_dir(AT_FDCWD, m->u.file.path, files_links(m));
+    int dir = files_nearest_dir(m->u.file.path, files_links(m));
     if (dir < 0)
         return dir;
     int r = writable_dir(dir);
     int fd = r < 0 ? r : open_temp_in(a, dir, temp, sizeof temp);
     close(dir);
     if (fd >= 0 && temp[0] != '\0')
-        (void)unlink(temp);
+        unlink_temp(temp);
     return fd;
 }
 
@@ -248,7 +277,7 @@ static int open_scratch(struct agent *a, const struct sg_agent_msg *m)
 
 static int open_regular(const char *path, int flags, int links, struct stat *st)
 {
-    int fd = sys_openat2(AT_FDCWD, path, O_PATH | links, 0);
+    int fd = files_resolve(path, O_PATH | links);
     if (fd < 0)
         return fd;
     struct statfs fs;
@@ -355,9 +384,9 @@ static int commit(struct agent *a, const struct sg_agent_msg *m, int fd, struct 
     if (r < 0)
         return -r;
     if (t->dir < 0) {
-        int dir = files_make_dirs(t->base, t->dir_path, 0755, t->links, &made);
+        int dir = files_make_dirs(t->dir_path, 0755, t->links, &made);
         if (dir < 0) {
-            files_unmake_dirs(t->base, t->dir_path, t->links, made);
+            files_unmake_dirs(t->dir_path, t->links, made);
             return -dir;
         }
         t->dir = dir;
@@ -370,7 +399,7 @@ static int commit(struct agent *a, const struct sg_agent_msg *m, int fd, struct 
     if (r == 0)
         return 0;
     int e = errno == EEXIST && absent ? (int)SG_AGENT_ECONDITION : errno;
-    files_unmake_dirs(t->base, t->dir_path, t->links, made);
+    files_unmake_dirs(t->dir_path, t->links, made);
     return e;
 }
 
@@ -399,7 +428,7 @@ void files_stat(struct agent *a, const struct sg_agent_msg *m)
     struct stat st;
     char text[SG_AGENT_TEXT_MAX + 1] = "";
     bool resolve = m->u.file.flags & SG_AGENT_RESOLVE;
-    int fd = sys_openat2(AT_FDCWD, m->u.file.path, O_PATH | (resolve ? 0 : O_NOFOLLOW) | files_links(m), 0);
+    int fd = files_resolve(m->u.file.path, O_PATH | (resolve ? 0 : O_NOFOLLOW) | files_links(m));
     if (fd < 0) {
         out_done(a, m->id, -fd);
         return;
@@ -421,7 +450,7 @@ static void make_stage(struct agent *a, const struct sg_agent_msg *m)
 {
     char path[SG_AGENT_PATH_MAX + 1] = "", name[TEMP_NAME_MAX];
     struct stat st;
-    int dir = files_nearest_dir(AT_FDCWD, m->u.file.path, files_links(m));
+    int dir = files_nearest_dir(m->u.file.path, files_links(m));
     int e = dir < 0 ? -dir : 0;
     if (e == 0 && files_temp_name(a, name, sizeof name) > 0 && mkdirat(dir, name, m->u.file.mode & 0777) != 0)
         e = errno;
@@ -449,7 +478,7 @@ void files_mkdir(struct agent *a, const struct sg_agent_msg *m)
         return;
     }
     int links = files_links(m);
-    int dir = files_make_dirs(AT_FDCWD, m->u.file.path, 0755, links, &made);
+    int dir = files_make_dirs(m->u.file.path, 0755, links, &made);
     int e = dir < 0 ? -dir : 0;
     char name[SG_AGENT_PATH_MAX + 1];
     if (e == 0 && made > 0) { /* only the last level gets the mode asked for */
@@ -462,7 +491,7 @@ void files_mkdir(struct agent *a, const struct sg_agent_msg *m)
         e = errno;
     close_keep(dir);
     if (e != 0)
-        files_unmake_dirs(AT_FDCWD, m->u.file.path, links, made);
+        files_unmake_dirs(m->u.file.path, links, made);
     if (e != 0)
         out_done(a, m->id, e);
     else
@@ -564,7 +593,7 @@ void files_remove(struct agent *a, const struct sg_agent_msg *m)
 static int list_open(const char *path, int links)
 {
     struct statfs fs;
-    int dir = sys_openat2(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | links, 0);
+    int dir = files_resolve(path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | links);
     if (dir < 0)
         return dir;
     /* There the agent would see its own descriptors and more than a command does. */

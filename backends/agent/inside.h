@@ -33,6 +33,7 @@ struct worker {
 
 struct agent {
     int sock, epoll, signals, null;
+    int root; /* as it was passed; FILES_ROOT later */
     enum sg_agent_isolation isolation;
     uid_t command_uid;
     gid_t command_gid;
@@ -79,6 +80,32 @@ struct child {
  * message is in its stderr and it counts as ended with 126; -1: c->stage and c->error tell. */
 pid_t child_start(struct child *c);
 
+/* ---- kin.c: who descends from whom ---- */
+
+struct process;
+struct kin {
+    int proc; /* directory /proc */
+    struct process *all;
+};
+/* 0, or -1 with errno. Its table is one per process. */
+int kin_open(struct kin *k);
+/* Sends signo to every descendant of this process; SIGSTOP only to those that run. Not to the n processes in spare, nor to what descends
+ * from them. True when there was anybody to send it to. */
+bool kin_signal(struct kin *k, int signo, const pid_t *spare, size_t n);
+/* Passes with which a bomb is frozen before it is killed, so that it cannot outgrow the killing; and the longest wait between passes. */
+#define KIN_STOP_PASSES 8
+#define KIN_PASS_WAIT_MS 20
+/* Reaps what has died; reaped (MAY be NULL) hears of each. True when no child is left. */
+bool kin_reap(void (*reaped)(void *arg, pid_t pid, int status), void *arg);
+/* Kills all descendants and reaps them: returns when there are none, or when they would not die in patience_ms. signals: a signalfd of
+ * SIGCHLD. */
+void kin_kill_all(struct kin *k, int signals, int patience_ms, void (*reaped)(void *arg, pid_t pid, int status), void *arg);
+
+/* ---- keeper.c ---- */
+
+/* The program in its mode `keeper`. */
+int keeper_main(int argc, char **argv);
+
 /* ---- helper.c: a subreaper over one command ---- */
 
 enum helper_word { HELPER_STARTED = 1, HELPER_FAILED, HELPER_EXITED, HELPER_SIGNAL };
@@ -105,7 +132,11 @@ void tree_link(struct agent *a, const struct sg_agent_msg *m);
 void tree_attributes(struct agent *a, const struct sg_agent_msg *m);
 void tree_merge(struct agent *a, const struct sg_agent_msg *m);
 
-/* A flag for sys_openat2, beside those of open(2): follow no link at all. */
+/* The directory that paths start at and cannot leave: the sandbox's "/". Open in the agent and its workers. */
+#define FILES_ROOT 4
+/* Opens an absolute path of the sandbox, below FILES_ROOT whatever its links and ".." say; never through a magic link. fd or -errno. */
+int files_resolve(const char *path, int flags);
+/* A flag for it, beside those of open(2): follow no link at all. */
 #define FILES_NO_LINKS 0x40000000
 /* FILES_NO_LINKS when m wants that, else 0: what `links` means below. */
 int files_links(const struct sg_agent_msg *m);
@@ -125,18 +156,16 @@ void files_unmake_parent(const struct made_dirs *made);
 int files_split(const char *path, char *dir, char *name);
 /* "." or ".."? */
 bool files_no_name(const char *name);
-/* Opens directory path under base, making what is missing of it. *made: how many levels are new. fd or
- * -errno. */
-int files_make_dirs(int base, const char *path, mode_t mode, int links, unsigned *made);
+/* Opens directory path, making what is missing of it. *made: how many levels are new. fd or -errno. */
+int files_make_dirs(const char *path, mode_t mode, int links, unsigned *made);
 /* Takes back the last levels that were made; what has been filled meanwhile stays. */
-void files_unmake_dirs(int base, const char *path, int links, unsigned made);
+void files_unmake_dirs(const char *path, int links, unsigned made);
 /* The nearest existing directory on the way to path, so that parents appear only with the file. fd or -errno. */
-int files_nearest_dir(int base, const char *path, int links);
+int files_nearest_dir(const char *path, int links);
 /* For futimens: the modification time of m if it has one. */
 struct timespec;
 void files_times(const struct sg_agent_msg *m, struct timespec times[2]);
 int files_temp_name(struct agent *a, char *name, size_t cap);
-int sys_openat2(int dir, const char *path, int flags, mode_t mode);
 struct stat;
 void files_stat_fill(struct sg_agent_stat *out, const struct stat *st);
 

@@ -17,6 +17,7 @@
 #include "backends/agent/setup.h"
 
 #define PACKETS_PER_TURN 64
+#define LEAVE_MS 10000
 
 /* The descriptors of one request: whoever takes one sets it to -1, the rest is closed. */
 struct passed {
@@ -381,6 +382,16 @@ static void collect(struct msghdr *h, struct passed *p)
     }
 }
 
+/* End of file is the order to exit. In a sandbox this is the first process, so everything goes. Outside of one it is done here, in case
+ * that the keeper is gone too. */
+static void __attribute__((noreturn)) leave(struct agent *a, int code)
+{
+    struct kin kin;
+    if (a->isolation == SG_AGENT_HOST && kin_open(&kin) == 0)
+        kin_kill_all(&kin, a->signals, LEAVE_MS, NULL, NULL);
+    _exit(code);
+}
+
 /* One request; false when there is none. */
 static bool receive(struct agent *a)
 {
@@ -394,8 +405,8 @@ static bool receive(struct agent *a)
     ssize_t n = recvmsg(a->sock, &h, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return false;
-    if (n <= 0) /* end of file is the order to exit; this is pid 1, so everything goes */
-        _exit(n == 0 || errno == ECONNRESET ? EXIT_EOF : EXIT_PROTOCOL);
+    if (n <= 0)
+        leave(a, n == 0 || errno == ECONNRESET ? EXIT_EOF : EXIT_PROTOCOL);
     struct passed p;
     struct sg_agent_msg m;
     collect(&h, &p);
@@ -432,6 +443,8 @@ static void serve(struct agent *a)
 
 int main(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "keeper") == 0)
+        return keeper_main(argc, argv);
     static struct agent a; /* half a megabyte of tables that are touched as they are used */
     setup(&a, argc, argv);
     serve(&a);

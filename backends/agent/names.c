@@ -1,5 +1,5 @@
-/* Names: walking to the directory that holds one, making what is missing of it, taking that back. Links are followed unless a
- * request forbids it, magic links never, because /proc/self would mean the agent's own. */
+/* Names: walking to the directory that holds one, making what is missing of it, taking that back. Every walk begins at the sandbox's root and
+ * cannot leave it. Links are followed unless a request forbids it, magic links never, because /proc/self would mean the agent's own. */
 #include "backends/agent/inside.h"
 
 #include <errno.h>
@@ -10,14 +10,21 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-int sys_openat2(int dir, const char *path, int flags, mode_t mode)
+/* A walk over ".." is given up by the kernel when anything on the machine was renamed meanwhile: it may be asked again. */
+#define RACES_MAX 100
+
+int files_resolve(const char *path, int flags)
 {
     struct open_how how = {.flags = (uint64_t)(unsigned)((flags & ~FILES_NO_LINKS) | O_CLOEXEC),
-                           .mode = mode,
-                           .resolve = RESOLVE_NO_MAGICLINKS};
+                           .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
     if (flags & FILES_NO_LINKS)
         how.resolve |= RESOLVE_NO_SYMLINKS;
-    long fd = syscall(SYS_openat2, dir, path, &how, sizeof how);
+    long fd = -1;
+    for (int i = 0; i < RACES_MAX; i++) {
+        fd = syscall(SYS_openat2, FILES_ROOT, path, &how, sizeof how);
+        if (fd >= 0 || errno != EAGAIN)
+            break;
+    }
     return fd < 0 ? -errno : (int)fd;
 }
 
@@ -83,30 +90,31 @@ bool files_no_name(const char *name)
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
-/* Opens directory path under base, making what is missing of it. *made: how many levels are new. fd or
- * -errno. */
-int files_make_dirs(int base, const char *path, mode_t mode, int links, unsigned *made)
+/* Walked from the root again for each level: what ".." or a link means is the kernel's to say. */
+int files_make_dirs(const char *path, mode_t mode, int links, unsigned *made)
 {
-    char name[SG_AGENT_PATH_MAX + 1];
+    char part[SG_AGENT_PATH_MAX + 1], name[SG_AGENT_PATH_MAX + 1];
     const int how = O_PATH | O_DIRECTORY | links;
-    int dir = sys_openat2(base, path[0] == '/' ? "/" : ".", how, 0);
+    int dir = files_resolve("/", how);
     *made = 0;
-    for (const char *p = path; dir >= 0;) {
-        p += strspn(p, "/");
-        size_t n = strcspn(p, "/");
+    for (size_t at = 0; dir >= 0;) {
+        at += strspn(path + at, "/");
+        size_t n = strcspn(path + at, "/");
         if (n == 0)
             break;
-        memcpy(name, p, n);
+        memcpy(name, path + at, n);
         name[n] = '\0';
-        p += n;
-        int next = sys_openat2(dir, name, how, 0);
+        at += n;
+        memcpy(part, path, at);
+        part[at] = '\0';
+        int next = files_resolve(part, how);
         if (next == -ENOENT) {
             if (mkdirat(dir, name, mode) == 0)
                 ++*made;
             else if (errno != EEXIST)
                 next = -errno;
             if (next == -ENOENT)
-                next = sys_openat2(dir, name, how, 0);
+                next = files_resolve(part, how);
         }
         close(dir);
         dir = next;
@@ -114,13 +122,12 @@ int files_make_dirs(int base, const char *path, mode_t mode, int links, unsigned
     return dir;
 }
 
-/* Takes back the last levels that make_dirs made; what has been filled meanwhile stays. */
-void files_unmake_dirs(int base, const char *path, int links, unsigned made)
+void files_unmake_dirs(const char *path, int links, unsigned made)
 {
     char part[SG_AGENT_PATH_MAX + 1], name[SG_AGENT_PATH_MAX + 1], dir[SG_AGENT_PATH_MAX + 1];
     memcpy(part, path, strlen(path) + 1);
     for (; made > 0 && files_split(part, dir, name) == 0; made--) {
-        int fd = sys_openat2(base, dir, O_PATH | O_DIRECTORY | links, 0);
+        int fd = files_resolve(dir, O_PATH | O_DIRECTORY | links);
         if (fd < 0)
             return;
         int r = unlinkat(fd, name, AT_REMOVEDIR);
@@ -140,28 +147,28 @@ int files_parent(const char *path, char *name, int links)
 {
     char dir[SG_AGENT_PATH_MAX + 1];
     int r = files_split(path, dir, name);
-    return r < 0 ? r : sys_openat2(AT_FDCWD, dir, O_PATH | O_DIRECTORY | links, 0);
+    return r < 0 ? r : files_resolve(dir, O_PATH | O_DIRECTORY | links);
 }
 
 int files_make_parent(const char *path, char *name, int links, struct made_dirs *made)
 {
     *made = (struct made_dirs){.links = links};
     int r = files_split(path, made->path, name);
-    return r < 0 ? r : files_make_dirs(AT_FDCWD, made->path, 0755, links, &made->n);
+    return r < 0 ? r : files_make_dirs(made->path, 0755, links, &made->n);
 }
 
 void files_unmake_parent(const struct made_dirs *made)
 {
-    files_unmake_dirs(AT_FDCWD, made->path, made->links, made->n);
+    files_unmake_dirs(made->path, made->links, made->n);
 }
 
 /* The nearest existing directory on the way to path, so that parents appear only with the file. fd or -errno. */
-int files_nearest_dir(int base, const char *path, int links)
+int files_nearest_dir(const char *path, int links)
 {
     char part[SG_AGENT_PATH_MAX + 1], dir[SG_AGENT_PATH_MAX + 1], name[SG_AGENT_PATH_MAX + 1];
     memcpy(part, path, strlen(path) + 1);
     for (;;) {
-        int fd = sys_openat2(base, part, O_PATH | O_DIRECTORY | links, 0);
+        int fd = files_resolve(part, O_PATH | O_DIRECTORY | links);
         if (fd != -ENOENT)
             return fd;
         int r = files_split(part, dir, name);

@@ -78,6 +78,13 @@
  * FD: the connected SOCK_SEQPACKET socket. `uid`: the agent is uid 0 of its user namespace with at most
  * SETUID, SETGID, KILL, commands are COMMAND_UID (1000). `dumpable`: one uid for both, no further arguments.
  *
+ * How a keeper (keeper.h) starts it, outside of any namespace, as the user that commands run as:
+ *
+ *     sandgate-agent host FD ROOT_FD
+ *
+ * ROOT_FD: the directory that is "/" for file requests and working directories, which cannot leave it. Commands see the host. At the
+ * end of file the agent kills all that descends from it before it exits.
+ *
  * Exit codes: 0 end of file; 64 bad arguments; 70 protocol violation, overflow or an attacked helper; 71 the
  * sandbox lacks what the agent needs (a line on stderr says what). */
 #define SG_AGENT_VERSION 1U
@@ -126,7 +133,7 @@ enum sg_agent_type {
     SG_AGENT_DONE,
 };
 
-enum sg_agent_isolation { SG_AGENT_UID = 1, SG_AGENT_DUMPABLE = 2 };
+enum sg_agent_isolation { SG_AGENT_UID = 1, SG_AGENT_DUMPABLE = 2, SG_AGENT_HOST = 3 };
 
 #define SG_AGENT_HELLO_NO_NEW_PRIVS 1U
 #define SG_AGENT_HELLO_NOT_DUMPABLE 2U

@@ -46,54 +46,77 @@ static bool parse_number(const char *s, unsigned max, unsigned *ret)
     return true;
 }
 
-static void parse(struct agent *a, int argc, char **argv)
+static bool parse_slot(struct agent *a, int argc, char **argv)
 {
-    unsigned fd, uid = 1000, gid = 1000;
-    bool ok = argc >= 4 && strcmp(argv[1], "slot") == 0 && parse_number(argv[2], 1 << 20, &fd);
-    if (ok && strcmp(argv[3], "uid") == 0) {
-        a->isolation = SG_AGENT_UID;
-        if (argc == 6)
-            ok = parse_number(argv[4], 1U << 30, &uid) && parse_number(argv[5], 1U << 30, &gid) && uid > 0 &&
-                 gid > 0;
-        else
-            ok = argc == 4;
-    } else if (ok && strcmp(argv[3], "dumpable") == 0) {
+    unsigned uid = 1000, gid = 1000;
+    if (strcmp(argv[3], "dumpable") == 0) {
         a->isolation = SG_AGENT_DUMPABLE;
-        uid = geteuid();
-        gid = getegid();
-        ok = argc == 4;
-    } else {
-        ok = false;
+        a->command_uid = geteuid();
+        a->command_gid = getegid();
+        return argc == 4;
     }
-    if (!ok)
-        die(EXIT_USAGE, "usage: sandgate-agent slot FD uid|dumpable [COMMAND_UID COMMAND_GID]");
-    a->sock = (int)fd;
+    if (strcmp(argv[3], "uid") != 0 || (argc != 4 && argc != 6))
+        return false;
+    if (argc == 6 && (!parse_number(argv[4], 1U << 30, &uid) || !parse_number(argv[5], 1U << 30, &gid)))
+        return false;
+    a->isolation = SG_AGENT_UID;
     a->command_uid = uid;
     a->command_gid = gid;
+    return uid > 0 && gid > 0;
 }
 
-/* The socket becomes 3, standard input and output /dev/null, nothing else is open. stderr stays for die(). */
+static bool parse_host(struct agent *a, int argc, char **argv)
+{
+    unsigned root;
+    a->isolation = SG_AGENT_HOST;
+    a->command_uid = geteuid();
+    a->command_gid = getegid();
+    if (argc != 4 || !parse_number(argv[3], 1 << 20, &root) || root <= 2)
+        return false;
+    a->root = (int)root;
+    return true;
+}
+
+static void parse(struct agent *a, int argc, char **argv)
+{
+    unsigned fd;
+    bool ok = argc >= 4 && parse_number(argv[2], 1 << 20, &fd) && fd > 2;
+    a->root = -1;
+    if (ok && strcmp(argv[1], "slot") == 0)
+        ok = parse_slot(a, argc, argv);
+    else
+        ok = ok && strcmp(argv[1], "host") == 0 && parse_host(a, argc, argv);
+    if (!ok)
+        die(EXIT_USAGE, "usage: sandgate-agent slot FD uid|dumpable [COMMAND_UID COMMAND_GID], or host FD ROOT_FD");
+    a->sock = (int)fd;
+}
+
+/* A copy out of the way of those that get a number of their own; -1. */
+static int out_of_the_way(int fd)
+{
+    return fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, FILES_ROOT + 1);
+}
+
+/* The socket becomes 3, the sandbox's root 4, standard input and output /dev/null, nothing else is open. stderr stays for die(). */
 static void take_descriptors(struct agent *a)
 {
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (null < 0)
-        die(EXIT_SETUP, "no /dev/null");
-    while (null <= 3 && null >= 0)
-        null = fcntl(null, F_DUPFD_CLOEXEC, 4);
-    if (a->sock <= 2 || null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0)
+    int null = out_of_the_way(open("/dev/null", O_RDWR | O_CLOEXEC));
+    int root = out_of_the_way(a->root >= 0 ? a->root : open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
+    int sock = out_of_the_way(a->sock);
+    if (sock < 0)
+        die(EXIT_SETUP, "the socket is not open");
+    if (null < 0 || root < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0)
         die(EXIT_SETUP, "cannot arrange the standard descriptors");
     if (fcntl(2, F_GETFD) < 0)
         dup2(null, 2);
-    if (a->sock != 3 && dup3(a->sock, 3, O_CLOEXEC) < 0)
+    if (dup3(sock, 3, O_CLOEXEC) < 0 || dup3(root, FILES_ROOT, O_CLOEXEC) < 0)
         die(EXIT_SETUP, "cannot take the socket");
     a->sock = 3;
-    if (fcntl(3, F_SETFD, FD_CLOEXEC) != 0)
-        die(EXIT_SETUP, "the socket is not open");
     int type = 0;
     socklen_t len = sizeof type;
     if (getsockopt(3, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_SEQPACKET)
         die(EXIT_SETUP, "the descriptor is not a SOCK_SEQPACKET socket");
-    syscall(SYS_close_range, 4U, ~0U, 0U);
+    syscall(SYS_close_range, FILES_ROOT + 1U, ~0U, 0U);
     a->null = open("/dev/null", O_RDONLY | O_CLOEXEC); /* what a command without stdin reads */
 }
 
@@ -138,7 +161,9 @@ static void drop_rights(struct agent *a)
     struct rlimit no_core = {0, 0};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || setrlimit(RLIMIT_CORE, &no_core) != 0)
         die(EXIT_SETUP, "cannot set no_new_privs");
-    if (a->isolation == SG_AGENT_DUMPABLE) {
+    if (a->isolation == SG_AGENT_HOST && prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
+        die(EXIT_SETUP, "cannot become a subreaper");
+    if (a->isolation != SG_AGENT_UID) {
         drop_caps(0);
         return;
     }
@@ -178,7 +203,7 @@ static void take_signals(struct agent *a)
 static void check_world(void)
 {
     struct stat st;
-    int fd = sys_openat2(AT_FDCWD, "/", O_PATH | O_DIRECTORY, 0);
+    int fd = files_resolve("/", O_PATH | O_DIRECTORY);
     if (fd < 0)
         die(EXIT_SETUP, "openat2 does not work here");
     close(fd);

@@ -172,7 +172,7 @@ static int move_in(struct merge *g, int from, int to, const char *name, unsigned
 
 static int open_stage(const struct sg_agent_msg *m)
 {
-    return sys_openat2(AT_FDCWD, m->u.file.path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | files_links(m), 0);
+    return files_resolve(m->u.file.path, O_RDONLY | O_DIRECTORY | O_NONBLOCK | files_links(m));
 }
 
 static int into_existing(const struct sg_agent_msg *m, struct merge *g, int to)
@@ -221,7 +221,7 @@ static int into_new(const struct sg_agent_msg *m)
 static int merge(const struct sg_agent_msg *m, struct merge *g)
 {
     for (int tries = 0;; tries++) {
-        int to = sys_openat2(AT_FDCWD, m->u.file.path2, O_PATH | O_DIRECTORY, 0);
+        int to = files_resolve(m->u.file.path2, O_PATH | O_DIRECTORY);
         if (to == -ENOENT) {
             int e = into_new(m);
             if (e != EEXIST || tries == 3)

@@ -1,0 +1,205 @@
+/* Descendants of this process, wherever they moved, by /proc: this process is a subreaper (or a first process), so that whatever is orphaned
+ * below it comes to it, and the chain of parents from any of them ends here. */
+#include "backends/agent/inside.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SCAN_MAX 32768U /* processes looked at in one pass; what is beyond comes in a later one */
+#define TORN_MAX 10     /* scans in a row that saw a process, but not its parent any more */
+
+enum side { UNKNOWN, OURS, OTHERS };
+
+struct process {
+    pid_t pid, parent;
+    unsigned char side;
+    bool stopped;
+};
+
+/* ---- reading ---- */
+
+static bool parse_stat(const char *text, struct process *p)
+{
+    const char *s = strrchr(text, ')'); /* the name before it may hold anything */
+    if (s == NULL || s[1] != ' ' || s[2] == '\0' || s[3] != ' ')
+        return false;
+    p->stopped = s[2] == 'T' || s[2] == 'Z' || s[2] == 'X';
+    p->parent = 0;
+    for (s += 4; *s >= '0' && *s <= '9'; s++)
+        p->parent = p->parent * 10 + (*s - '0');
+    return true;
+}
+
+static bool read_process(struct kin *k, const char *name, struct process *p)
+{
+    char path[40], text[512];
+    size_t n = strlen(name);
+    if (n > 20)
+        return false;
+    memcpy(path, name, n);
+    memcpy(path + n, "/stat", 6);
+    *p = (struct process){.pid = 0};
+    for (const char *s = name; *s != '\0'; s++) {
+        if (*s < '0' || *s > '9')
+            return false;
+        p->pid = p->pid * 10 + (*s - '0');
+    }
+    int fd = openat(k->proc, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t len = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (len <= 0)
+        return false;
+    text[len] = '\0';
+    return parse_stat(text, p);
+}
+
+struct dirent64_head {
+    uint64_t ino;
+    int64_t off;
+    uint16_t reclen;
+    uint8_t type;
+    char name[];
+};
+
+static size_t scan(struct kin *k)
+{
+    char buf[8192] __attribute__((aligned(8)));
+    size_t n = 0;
+    lseek(k->proc, 0, SEEK_SET);
+    for (;;) {
+        long len = syscall(SYS_getdents64, k->proc, buf, sizeof buf);
+        if (len <= 0)
+            return n;
+        for (long at = 0; at < len;) {
+            struct dirent64_head *d = (struct dirent64_head *)(void *)(buf + at);
+            at += d->reclen;
+            if (n == SCAN_MAX)
+                return n;
+            if (read_process(k, d->name, &k->all[n]))
+                n++;
+        }
+    }
+}
+
+/* ---- sorting out ---- */
+
+static int by_pid(const void *a, const void *b)
+{
+    pid_t x = ((const struct process *)a)->pid, y = ((const struct process *)b)->pid;
+    return x < y ? -1 : x > y;
+}
+
+static struct process *find(struct kin *k, size_t n, pid_t pid)
+{
+    struct process key = {.pid = pid};
+    return bsearch(&key, k->all, n, sizeof key, by_pid);
+}
+
+/* Follows the parents of p up to one whose side is known, and marks all on the way. False: the chain is broken, somebody in it has died
+ * while the others were read. */
+static bool mark(struct kin *k, size_t n, struct process *p, pid_t self)
+{
+    struct process *top = p;
+    enum side side = UNKNOWN;
+    bool whole = true;
+    for (size_t steps = 0; side == UNKNOWN && steps <= n; steps++) {
+        struct process *parent = find(k, n, top->parent);
+        if (top->parent == self)
+            side = OURS;
+        else if (parent == NULL || parent == top)
+            side = OTHERS;
+        else if (parent->side != UNKNOWN)
+            side = parent->side;
+        whole = top->parent == 0 || top->parent == self || parent != NULL;
+        top = parent;
+    }
+    while (p != top && p != NULL && p->side == UNKNOWN) {
+        p->side = (unsigned char)(side == UNKNOWN ? OTHERS : side);
+        p = find(k, n, p->parent);
+    }
+    return whole;
+}
+
+/* All of them, n in number; false when the picture is torn. */
+static bool look(struct kin *k, const pid_t *spare, size_t n_spare, size_t *n)
+{
+    bool whole = true;
+    pid_t self = getpid();
+    *n = scan(k);
+    qsort(k->all, *n, sizeof *k->all, by_pid);
+    for (size_t i = 0; i < n_spare; i++) {
+        struct process *p = find(k, *n, spare[i]);
+        if (p != NULL)
+            p->side = OTHERS;
+    }
+    for (size_t i = 0; i < *n; i++)
+        if (k->all[i].pid != self && k->all[i].side == UNKNOWN)
+            whole = mark(k, *n, &k->all[i], self) && whole;
+    return whole || *n == SCAN_MAX;
+}
+
+int kin_open(struct kin *k)
+{
+    static struct process all[SCAN_MAX];
+    k->all = all;
+    k->proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return k->proc < 0 ? -1 : 0;
+}
+
+bool kin_signal(struct kin *k, int signo, const pid_t *spare, size_t n_spare)
+{
+    size_t n = 0;
+    bool any = false, whole = false;
+    for (int i = 0; i < TORN_MAX && !any && !whole; i++) {
+        whole = look(k, spare, n_spare, &n);
+        for (size_t p = 0; p < n; p++) {
+            if (k->all[p].side != OURS || (signo == SIGSTOP && k->all[p].stopped))
+                continue;
+            any = true;
+            kill(k->all[p].pid, signo);
+        }
+    }
+    return any;
+}
+
+/* ---- the end of all ---- */
+
+bool kin_reap(void (*reaped)(void *arg, pid_t pid, int status), void *arg)
+{
+    for (;;) {
+        int status;
+        pid_t pid = waitpid(-1, &status, WNOHANG | __WALL);
+        if (pid < 0)
+            return errno == ECHILD;
+        if (pid == 0)
+            return false;
+        if (reaped != NULL)
+            reaped(arg, pid, status);
+    }
+}
+
+void kin_kill_all(struct kin *k, int signals, int patience_ms, void (*reaped)(void *arg, pid_t pid, int status), void *arg)
+{
+    struct signalfd_siginfo info;
+    for (int pass = 0; !kin_reap(reaped, arg) && patience_ms > 0; pass++) {
+        while (read(signals, &info, sizeof info) > 0)
+            ;
+        if (pass < KIN_STOP_PASSES && kin_signal(k, SIGSTOP, NULL, 0))
+            continue;
+        pass = KIN_STOP_PASSES;
+        kin_signal(k, SIGKILL, NULL, 0);
+        struct pollfd p = {.fd = signals, .events = POLLIN};
+        if (poll(&p, 1, KIN_PASS_WAIT_MS) == 0)
+            patience_ms -= KIN_PASS_WAIT_MS;
+    }
+}
