@@ -12,7 +12,7 @@ const struct sg_route sg_routes[] = {
     {.method = "GET", .path = "/backends", .operation_id = "listBackends", .auth = SG_AUTH_TENANT, .handle = sg_route_backends},
 
     {.method = "POST", .path = "/leases", .operation_id = "createLease", .body = SG_BODY_JSON_OPTIONAL, .auth = SG_AUTH_TENANT,
-     .handle = sg_route_lease_create},
+     .handle = sg_route_lease_create, .query = QUERY("wait")},
     {.method = "GET", .path = "/leases", .operation_id = "listLeases", .auth = SG_AUTH_TENANT, .handle = sg_route_lease_list,
      .query = QUERY("state", "provider", "trajectory_id", "tenant", "limit", "cursor")},
     {.method = "GET", .path = "/leases/{id}", .operation_id = "getLease", .auth = SG_AUTH_TENANT, .handle = sg_route_lease_get,

@@ -1,11 +1,12 @@
 /* /leases: create, list, read, extend, end. */
 #include "http/api.h"
+#include "base/str.h"
 #include "model/lease_json.h"
 
 #include <stdio.h>
 
 #define DELETE_WAIT_MS 10000
-#define WAIT_MAX_SECONDS 60
+#define WAIT_MAX_MS 60000
 
 /* The lease as answered to this request: its endpoints are links that depend on how it was asked. */
 static json_t *lease_json(const struct sg_request *r, const struct sg_api *api, const struct sg_lease *l)
@@ -38,6 +39,7 @@ struct create_call {
     struct sg_request *r;
     struct sg_api *api;
     bool async;
+    int64_t wait_ms;
 };
 
 static char *render_lease(void *arg, const struct sg_lease *l)
@@ -77,7 +79,7 @@ static void watch_delivery(struct create_call *c, const struct sg_created *made)
 {
     const struct sg_lease_terms *t = sg_entry_terms(made->entry);
 
-    if (!made->fresh || c->async || t->trajectory_id || t->idempotency_key)
+    if (!made->fresh || (c->async && c->wait_ms == 0) || t->trajectory_id || t->idempotency_key)
         return;
     struct unclaimed *u = sg_xcalloc(1, sizeof *u);
     *u = (struct unclaimed){c->api->service, sg_entry_ref(made->entry)};
@@ -144,27 +146,50 @@ static bool prefers_async(const struct sg_request *r)
     return false;
 }
 
+/* `wait`: seconds, up to the maximum. 1: *ret_ms set; 0: absent; -1. */
+static int wait_of(const struct sg_request *r, int64_t *ret_ms, struct sg_error *err)
+{
+    const char *v = sg_req_query(r, "wait");
+
+    if (!v)
+        return 0;
+    /* Too many digits for any number are still a number. */
+    bool whole = *v && v[strspn(v, "0123456789")] == '\0';
+    bool number = v[strspn(v, "0123456789.")] == '\0' && sg_parse_duration_ms(v, ret_ms);
+    if (!whole && !number)
+        return sg_error_field(err, SG_INVALID_REQUEST, "wait", "must be a number of seconds, 0 or more");
+    if (!number || *ret_ms > WAIT_MAX_MS) {
+        sg_error_field(err, SG_TIMEOUT_ABOVE_MAXIMUM, "wait", "is above the maximum of %d seconds", WAIT_MAX_MS / 1000);
+        sg_error_member(err, "limit", json_integer(WAIT_MAX_MS / 1000));
+        return -1;
+    }
+    return 1;
+}
+
 void sg_route_lease_create(struct sg_request *r, void *app)
 {
     struct sg_api *api = app;
     struct sg_lease_request q;
     struct sg_error err = {0};
     const char *key = NULL;
+    int64_t wait_ms = 0;
     size_t len;
     const char *body = sg_req_body(r, &len);
 
-    if (idempotency_key(r, &key, &err) < 0 || sg_lease_request_parse(body, len, &q, &err) < 0) {
+    int waits = wait_of(r, &wait_ms, &err);
+    if (waits < 0 || idempotency_key(r, &key, &err) < 0 || sg_lease_request_parse(body, len, &q, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }
     struct create_call *c = sg_xcalloc(1, sizeof *c);
-    *c = (struct create_call){.r = sg_req_ref(r), .api = api, .async = prefers_async(r)};
-    if (c->async)
+    *c = (struct create_call){.r = sg_req_ref(r), .api = api, .async = waits > 0 || prefers_async(r), .wait_ms = wait_ms};
+    if (prefers_async(r))
         sg_respond_header(r, "Preference-Applied", "respond-async");
     struct sg_create_args args = {.who = sg_req_principal(r),
                                   .request = &q,
                                   .idempotency_key = key,
                                   .async = c->async,
+                                  .wait_ms = wait_ms,
                                   .cancel = sg_req_cancel(r),
                                   .render = render_lease,
                                   .done = created,
@@ -268,20 +293,21 @@ static void waited(void *arg, bool settled SG_UNUSED)
 
 static void get_lease(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
-    int64_t seconds = 0;
+    int64_t wait_ms = 0;
     struct sg_error err = {0};
 
-    if (sg_req_query_int(r, "wait", 0, WAIT_MAX_SECONDS, &seconds, &err) < 0) {
+    if (wait_of(r, &wait_ms, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }
-    if (seconds == 0) {
+    if (wait_ms == 0) {
         respond_lease(r, api, e, 200);
         return;
     }
     struct wait_call *c = sg_xcalloc(1, sizeof *c);
     *c = (struct wait_call){.r = sg_req_ref(r), .api = api, .e = sg_entry_ref(e)};
-    sg_service_wait(api->service, e, seconds * 1000, waited, c);
+    struct sg_wait_args w = {.lease = e, .what = SG_WAIT_AT_REST, .wait_ms = wait_ms, .cancel = sg_req_cancel(r), .done = waited, .arg = c};
+    sg_service_wait_for(api->service, &w);
 }
 
 void sg_route_lease_get(struct sg_request *r, void *app)

@@ -183,8 +183,8 @@ void sg_after_run(struct sg_registry *r, struct sg_after *a)
 
 static bool has_it(const struct sg_entry *e, enum sg_wait_for what)
 {
-    if (what == SG_WAIT_SETTLED) {
-        return e->lease.state != SG_LEASE_CREATING;
+    if (what != SG_WAIT_ENDED) {
+        return e->lease.state != SG_LEASE_CREATING && (what != SG_WAIT_AT_REST || e->lease.state != SG_LEASE_RELEASING);
     }
     return sg_lease_state_ended(e->lease.state) && !e->held && e->unwritten == 0;
 }

@@ -170,6 +170,7 @@ void sg_entry_exec_end(struct sg_entry *e, bool counts);
 
 enum sg_wait_for {
     SG_WAIT_SETTLED, /* no longer creating */
+    SG_WAIT_AT_REST, /* neither creating nor releasing */
     SG_WAIT_ENDED,   /* ended and nothing of its sandbox left */
 };
 struct sg_waiter {

@@ -11,6 +11,7 @@
 #include "select/receipt.h"
 #include "service/healthy.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 
 /* How long the services of a lease may take to be ready when no acquire_timeout is given, and at least when one is. */
@@ -28,11 +29,11 @@ struct creation {
     struct sg_sandbox *sandbox;
     int64_t max_leases;
     bool async;
-    bool answered; /* 202 went out; what comes later is nobody's answer */
+    int64_t wait_ms;
+    _Atomic bool answered; /* what comes later is nobody's answer */
     struct sg_cancel *cancel; /* the caller's */
     struct sg_cancel_hook hangup;
     bool hooked;
-    struct sg_waiter waiter;
     struct sg_work work;
     struct sg_error why; /* a failure that is answered once it is written down */
     char *(*render)(void *arg, const struct sg_lease *l);
@@ -54,13 +55,20 @@ static void creation_unref(struct creation *c)
     free(c);
 }
 
+/* Answers, unless somebody has. */
+static void answer_once(struct creation *c, const struct sg_created *made, const struct sg_error *err)
+{
+    if (atomic_exchange(&c->answered, true))
+        return;
+    if (c->hooked && sg_cancel_unhook(c->cancel, &c->hangup))
+        creation_unref(c);
+    c->done(c->arg, made, err);
+}
+
 /* Answers and ends the walk. */
 static void answer(struct creation *c, const struct sg_created *made, const struct sg_error *err)
 {
-    if (c->hooked && sg_cancel_unhook(c->cancel, &c->hangup))
-        creation_unref(c);
-    if (!c->answered)
-        c->done(c->arg, made, err);
+    answer_once(c, made, err);
     creation_unref(c);
 }
 
@@ -343,12 +351,39 @@ static void caller_hung_up(struct sg_cancel_hook *h, enum sg_cancel_reason why)
 
 static void watch_caller(struct creation *c)
 {
-    if (!c->cancel || c->async || c->terms->trajectory_id || c->terms->idempotency_key)
+    if (!c->cancel || (c->async && c->wait_ms == 0) || c->terms->trajectory_id || c->terms->idempotency_key)
         return;
     c->hangup.fired = caller_hung_up;
     c->hooked = true;
     c->refs++;
     sg_cancel_hook(c->cancel, &c->hangup);
+}
+
+/* What takes longer than its caller waits is answered as it is. */
+static void waited(void *arg, bool reached)
+{
+    struct creation *c = arg;
+    struct sg_created made = {.entry = c->entry, .fresh = true};
+
+    if (!reached)
+        answer_once(c, &made, NULL); /* else the walk answers, which knows more */
+    creation_unref(c);
+}
+
+static void answer_later(struct creation *c)
+{
+    struct sg_wait_args w = {.lease = c->entry,
+                             .what = SG_WAIT_SETTLED,
+                             .wait_ms = c->wait_ms,
+                             .cancel = c->cancel,
+                             .done = waited,
+                             .arg = c};
+
+    c->refs++;
+    if (c->wait_ms == 0)
+        waited(c, false);
+    else
+        sg_service_wait_for(c->s, &w);
 }
 
 static void intent_written(void *arg, const struct sg_error *err)
@@ -360,11 +395,8 @@ static void intent_written(void *arg, const struct sg_error *err)
         give_up(c);
         return;
     }
-    if (c->async) {
-        struct sg_created made = {.entry = c->entry, .fresh = true};
-        c->done(c->arg, &made, NULL);
-        c->answered = true;
-    }
+    if (c->async)
+        answer_later(c);
     create_sandbox(c);
 }
 
@@ -397,17 +429,25 @@ static void settled(struct creation *c)
         answer_entry(c, false);
 }
 
-static void other_settled(struct sg_waiter *w)
+static void joined(void *arg, bool reached SG_UNUSED)
 {
-    settled(sg_container_of(w, struct creation, waiter));
+    settled(arg);
 }
 
 /* The same request is being, or was, served: its lease is the answer. */
 static void join_other(struct creation *c)
 {
-    c->waiter.fn = other_settled;
-    if (c->async || !sg_entry_wait(c->entry, SG_WAIT_SETTLED, &c->waiter))
+    struct sg_wait_args w = {.lease = c->entry,
+                             .what = SG_WAIT_SETTLED,
+                             .wait_ms = c->async ? c->wait_ms : c->s->cfg.lease_timeout_max_ms,
+                             .cancel = c->cancel,
+                             .done = joined,
+                             .arg = c};
+
+    if (w.wait_ms == 0)
         settled(c);
+    else
+        sg_service_wait_for(c->s, &w);
 }
 
 static void reserve(struct creation *c)
@@ -525,6 +565,7 @@ static void take_args(struct creation *c, struct sg_service *s, const struct sg_
     *a->request = (struct sg_lease_request){0};
     c->max_leases = a->who->max_leases;
     c->async = a->async;
+    c->wait_ms = a->wait_ms;
     c->cancel = a->cancel ? sg_cancel_ref(a->cancel) : NULL;
     c->render = a->render;
     c->done = a->done;

@@ -80,105 +80,10 @@ void sg_service_watch_sandbox(struct sg_service *s, struct sg_entry *e, struct s
     sg_sandbox_on_lost(sb, sandbox_lost, s);
 }
 
-/* ---- waiting for the end (or for the create to settle), with a limit ---- */
-
-struct wait {
-    struct sg_waiter waiter;
-    struct sg_timer timer;
-    struct sg_task arm; /* the timer is the reactor's: both live there */
-    struct sg_task over;
-    struct sg_service *s;
-    struct sg_entry *entry;
-    int64_t due_ms;
-    _Atomic int refs; /* the waiter's and the timer's */
-    _Atomic bool answered;
-    void (*done)(void *arg, bool reached);
-    void *arg;
-};
-
-static void wait_unref(struct wait *w)
-{
-    if (--w->refs > 0)
-        return;
-    sg_entry_unref(w->entry);
-    free(w);
-}
-
-static void wait_answer(struct wait *w, bool reached)
-{
-    if (!atomic_exchange(&w->answered, true))
-        w->done(w->arg, reached);
-}
-
-static void wait_timer_off(struct sg_task *t)
-{
-    struct wait *w = sg_container_of(t, struct wait, over);
-
-    sg_timer_cancel(w->s->parts.reactor, &w->timer);
-    wait_unref(w);
-}
-
-static void wait_reached(struct sg_waiter *waiter)
-{
-    struct wait *w = sg_container_of(waiter, struct wait, waiter);
-
-    wait_answer(w, true);
-    sg_reactor_post(w->s->parts.reactor, &w->over);
-}
-
-static void wait_timed_out(struct sg_timer *t)
-{
-    struct wait *w = sg_container_of(t, struct wait, timer);
-
-    if (!sg_entry_unwait(w->entry, &w->waiter))
-        return; /* reached meanwhile: wait_reached() answers */
-    wait_answer(w, false);
-    wait_unref(w);
-}
-
-static void wait_arm(struct sg_task *t)
-{
-    struct wait *w = sg_container_of(t, struct wait, arm);
-
-    if (!w->answered)
-        sg_timer_set(w->s->parts.reactor, &w->timer, w->due_ms);
-    wait_unref(w);
-}
-
-/* refs: one for arm, one for whichever of waiter and timer ends it. */
-static void wait_for(struct sg_service *s, struct sg_entry *e, enum sg_wait_for what, int64_t wait_ms,
-                     void (*done)(void *arg, bool reached), void *arg)
-{
-    struct wait *w = sg_xcalloc(1, sizeof *w);
-
-    w->waiter.fn = wait_reached;
-    w->timer.fire = wait_timed_out;
-    w->arm.run = wait_arm;
-    w->over.run = wait_timer_off;
-    w->s = s;
-    w->entry = sg_entry_ref(e);
-    w->due_ms = sg_now_ms() + wait_ms;
-    w->refs = 2;
-    w->done = done;
-    w->arg = arg;
-    if (!sg_entry_wait(e, what, &w->waiter)) {
-        w->refs = 1;
-        wait_answer(w, true);
-        wait_unref(w);
-        return;
-    }
-    sg_reactor_post(s->parts.reactor, &w->arm);
-}
-
-void sg_service_wait(struct sg_service *s, struct sg_entry *e, int64_t wait_ms, void (*done)(void *arg, bool settled), void *arg)
-{
-    wait_for(s, e, SG_WAIT_SETTLED, wait_ms, done, arg);
-}
-
 void sg_service_delete(struct sg_service *s, struct sg_entry *e, int64_t wait_ms, void (*done)(void *arg, bool gone), void *arg)
 {
     sg_registry_end(s->leases, e, SG_END_DELETED, NULL);
-    wait_for(s, e, SG_WAIT_ENDED, wait_ms, done, arg);
+    sg_service_wait_for(s, &(struct sg_wait_args){.lease = e, .what = SG_WAIT_ENDED, .wait_ms = wait_ms, .done = done, .arg = arg});
 }
 
 void sg_service_abandon(struct sg_service *s, struct sg_entry *e)

@@ -84,7 +84,8 @@ struct sg_create_args {
     const struct sg_principal *who;    /* borrowed for the call */
     struct sg_lease_request *request;  /* moved from */
     const char *idempotency_key;       /* or NULL */
-    bool async;                        /* answer as soon as the lease is reserved and written down */
+    bool async;                        /* answer when the lease is reserved and written down, and wait_ms have passed without its being ready */
+    int64_t wait_ms;                   /* with async */
     struct sg_cancel *cancel;          /* the caller's; a create nobody could find again ends with it */
     /* As sg_grant.answer: the body to store for the Idempotency-Key. `arg` as in done; called before done. */
     char *(*render)(void *arg, const struct sg_lease *l);
@@ -106,8 +107,16 @@ void sg_service_delete(struct sg_service *s, struct sg_entry *e, int64_t wait_ms
 /* Ends a lease whose creation was answered to nobody. */
 void sg_service_abandon(struct sg_service *s, struct sg_entry *e);
 
-/* Waits until a lease that is being created has settled, at most wait_ms. */
-void sg_service_wait(struct sg_service *s, struct sg_entry *e, int64_t wait_ms, void (*done)(void *arg, bool settled), void *arg);
+struct sg_wait_args {
+    struct sg_entry *lease;
+    enum sg_wait_for what;
+    int64_t wait_ms;
+    struct sg_cancel *cancel; /* the caller's, which ends the wait; or NULL */
+    void (*done)(void *arg, bool reached);
+    void *arg;
+};
+/* Waits until the lease is there, at most wait_ms. */
+void sg_service_wait_for(struct sg_service *s, const struct sg_wait_args *a);
 
 /* timeout_ms <= 0: the default. SG_TIMEOUT_ABOVE_MAXIMUM. */
 int sg_service_extend(struct sg_service *s, struct sg_entry *e, int64_t timeout_ms, const struct sg_store_done *done,
