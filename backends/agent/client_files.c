@@ -9,12 +9,12 @@
 
 char *sg_agent_path(struct sg_agent *a, const char *path, struct sg_error *err)
 {
-    size_t len = strlen(path), root = strlen(a->root);
+    size_t len = strlen(path), root = path[0] == '/' ? 0 : strlen(a->root) + 1;
     if (len == 0) {
         sg_error_field(err, SG_PATH_REFUSED, "path", "the path is empty");
         return NULL;
     }
-    if (len + root + 1 > SG_AGENT_PATH_MAX) {
+    if (len + root > SG_AGENT_PATH_MAX) {
         sg_error_field(err, SG_PATH_REFUSED, "path", "the path is too long");
         return NULL;
     }

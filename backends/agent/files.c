@@ -498,6 +498,13 @@ void files_mkdir(struct agent *a, const struct sg_agent_msg *m)
         done_stat(a, m->id, &st, made > 0 ? SG_AGENT_DONE_CREATED : 0, "", -1);
 }
 
+/* Does path end with a slash although st is no directory? */
+static bool only_directory(const char *path, const struct stat *st)
+{
+    size_t len = strlen(path);
+    return len > 1 && path[len - 1] == '/' && !S_ISDIR(st->st_mode);
+}
+
 /* 0 or the errno; across: the two are on different file systems and that is fine. */
 static int rename_paths(const struct sg_agent_msg *m, bool across)
 {
@@ -508,6 +515,8 @@ static int rename_paths(const struct sg_agent_msg *m, bool across)
     int from_dir = files_parent(m->u.file.path, from, links);
     if (from_dir >= 0 && fstatat(from_dir, from, &st, AT_SYMLINK_NOFOLLOW) != 0)
         e = errno; /* before parents are made */
+    else if (from_dir >= 0)
+        e = only_directory(m->u.file.path, &st) || only_directory(m->u.file.path2, &st) ? ENOTDIR : 0;
     int to_dir = from_dir < 0 || e != 0 ? -1 : files_make_parent(m->u.file.path2, to, links, &made);
     if (e != 0) {
         close_keep(from_dir);
@@ -575,6 +584,8 @@ void files_remove(struct agent *a, const struct sg_agent_msg *m)
     int refused = condition_check(&m->u.file.condition, missing ? NULL : &st);
     if (parent < 0 || refused < 0)
         e = refused < 0 ? -refused : -parent;
+    else if (!missing && only_directory(m->u.file.path, &st))
+        e = ENOTDIR;
     else if (files_no_name(name))
         e = EBUSY;
     else if (unlinkat(parent, name, 0) != 0)

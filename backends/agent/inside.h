@@ -156,7 +156,8 @@ void files_unmake_parent(const struct made_dirs *made);
 int files_split(const char *path, char *dir, char *name);
 /* "." or ".."? */
 bool files_no_name(const char *name);
-/* Opens directory path, making what is missing of it. *made: how many levels are new. fd or -errno. */
+/* Opens directory path, making what is missing of it. *made: how many levels are new. fd, or -errno and what was
+ * made is gone again. */
 int files_make_dirs(const char *path, mode_t mode, int links, unsigned *made);
 /* Takes back the last levels that were made; what has been filled meanwhile stays. */
 void files_unmake_dirs(const char *path, int links, unsigned made);

@@ -90,12 +90,22 @@ bool files_no_name(const char *name)
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
 }
 
+/* Takes back levels that were made, the last of which is the first len bytes of path. */
+static void unmake_part(const char *path, size_t len, int links, unsigned made)
+{
+    char part[SG_AGENT_PATH_MAX + 1];
+    memcpy(part, path, len);
+    part[len] = '\0';
+    files_unmake_dirs(part, links, made);
+}
+
 /* Walked from the root again for each level: what ".." or a link means is the kernel's to say. */
 int files_make_dirs(const char *path, mode_t mode, int links, unsigned *made)
 {
     char part[SG_AGENT_PATH_MAX + 1], name[SG_AGENT_PATH_MAX + 1];
     const int how = O_PATH | O_DIRECTORY | links;
     int dir = files_resolve("/", how);
+    size_t made_len = 0;
     *made = 0;
     for (size_t at = 0; dir >= 0;) {
         at += strspn(path + at, "/");
@@ -109,15 +119,21 @@ int files_make_dirs(const char *path, mode_t mode, int links, unsigned *made)
         part[at] = '\0';
         int next = files_resolve(part, how);
         if (next == -ENOENT) {
-            if (mkdirat(dir, name, mode) == 0)
+            if (mkdirat(dir, name, mode) == 0) {
                 ++*made;
-            else if (errno != EEXIST)
+                made_len = at;
+            } else if (errno != EEXIST) {
                 next = -errno;
+            }
             if (next == -ENOENT)
                 next = files_resolve(part, how);
         }
         close(dir);
         dir = next;
+    }
+    if (dir < 0 && *made > 0) {
+        unmake_part(path, made_len, links, *made);
+        *made = 0;
     }
     return dir;
 }

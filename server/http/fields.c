@@ -193,6 +193,52 @@ int sg_field_digest(const char *name, const char *text, struct sg_digests *ret, 
     }
 }
 
+/* One `key=0..10` of the list; *weight is 0 for what is not ours. False: malformed. */
+static bool take_wish(const char **p, bool *is512, unsigned *weight)
+{
+    const char *key = *p;
+    size_t len = strcspn(key, "=,; \t");
+    unsigned n = 0;
+
+    if (len == 0 || key[len] != '=' || key[len + 1] < '0' || key[len + 1] > '9')
+        return false;
+    for (*p = key + len + 1; **p >= '0' && **p <= '9' && n <= 10; ++*p)
+        n = 10 * n + (unsigned)(**p - '0');
+    bool ours = len == 7 && (strncmp(key, "sha-256", len) == 0 || strncmp(key, "sha-512", len) == 0);
+    *is512 = ours && key[4] == '5';
+    *weight = ours ? n : 0;
+    *p = skip_blanks(*p + (**p == ';' ? strcspn(*p, ",") : 0));
+    return n <= 10;
+}
+
+void sg_field_want_digest(const char *text, struct sg_digests *ret)
+{
+    unsigned best = 0, weight;
+    bool is512, best512 = false;
+
+    *ret = (struct sg_digests){0};
+    for (const char *p = skip_blanks(text);; p = skip_blanks(p + 1)) {
+        if (!take_wish(&p, &is512, &weight) || (*p != '\0' && *p != ','))
+            return;
+        if (weight > best) {
+            best = weight;
+            best512 = is512;
+        }
+        if (*p == '\0')
+            break;
+    }
+    ret->sha256_given = best > 0 && !best512;
+    ret->sha512_given = best > 0 && best512;
+}
+
+char *sg_field_digest_text(const struct sg_digests *d)
+{
+    sg_cleanup(sg_free_p) char *text =
+        d->sha512_given ? sg_base64_encode(d->sha512, sizeof d->sha512, NULL) : sg_base64_encode(d->sha256, sizeof d->sha256, NULL);
+
+    return sg_xasprintf("sha-%s=:%s:", d->sha512_given ? "512" : "256", text);
+}
+
 /* ---- names ---- */
 
 static bool unreserved(unsigned char c)

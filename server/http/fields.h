@@ -23,6 +23,12 @@ struct sg_digests;
  * `name` as the field when it is malformed or says something else than ret already does. */
 int sg_field_digest(const char *name, const char *text, struct sg_digests *ret, struct sg_error *err);
 
+/* Want-Repr-Digest: marks in ret as given the algorithm that the caller likes best of those we have; none when there is none or
+ * the text is malformed, since it is only a wish. */
+void sg_field_want_digest(const char *text, struct sg_digests *ret);
+/* `sha-256=:BASE64:` for what is given. Caller frees. */
+char *sg_field_digest_text(const struct sg_digests *d);
+
 /* `attachment; filename="..."; filename*=UTF-8''...` (RFC 6266) for the last component of path. Caller frees. */
 char *sg_field_disposition(const char *path, const char *suffix);
 

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "http/request.h"
 
-#define SG_TARGET_MAX 8192
+#define SG_TARGET_MAX 16384 /* a path of 4095 bytes in a sandbox, all of them escaped, has room */
 #define SG_HEADERS_MAX 100
 
 struct sg_head {

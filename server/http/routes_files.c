@@ -96,6 +96,22 @@ static void stored(void *arg, const struct sg_file_stat *st, bool created, const
     sg_req_unref(r);
 }
 
+char *sg_file_list_header(struct sg_request *r, const char *name)
+{
+    size_t n;
+    const struct sg_header *h = sg_req_headers(r, &n);
+    char *all = NULL;
+
+    for (size_t i = 0; i < n; i++) {
+        if (strcasecmp(h[i].name, name) != 0)
+            continue;
+        char *more = all ? sg_xasprintf("%s, %s", all, h[i].value) : sg_xstrdup(h[i].value);
+        free(all);
+        all = more;
+    }
+    return all;
+}
+
 /* The one value of a header that must not be overlooked. 1, 0 absent, -1. */
 static int single_header(struct sg_request *r, const char *name, const char **ret, struct sg_error *err)
 {
@@ -113,29 +129,28 @@ static int single_header(struct sg_request *r, const char *name, const char **re
 
 int sg_file_write_condition(struct sg_request *r, struct sg_condition *ret, struct sg_error *err)
 {
-    const char *match = NULL, *none = NULL, *since = NULL;
-    int has_match = single_header(r, "If-Match", &match, err);
-    int has_none = has_match < 0 ? -1 : single_header(r, "If-None-Match", &none, err);
-    int has_since = has_none < 0 ? -1 : single_header(r, "If-Unmodified-Since", &since, err);
+    sg_cleanup(sg_free_p) char *match = sg_file_list_header(r, "If-Match");
+    sg_cleanup(sg_free_p) char *none = sg_file_list_header(r, "If-None-Match");
+    const char *since = NULL;
+    int has_since = single_header(r, "If-Unmodified-Since", &since, err);
 
     *ret = (struct sg_condition){0};
     if (has_since < 0)
         return -1;
-    if (has_match && has_none)
+    if (match && none)
         return sg_error_field(err, SG_INVALID_REQUEST, "If-None-Match", "cannot be combined with If-Match here");
-    if (has_since && !has_match)
+    if (has_since && !match)
         return sg_error_field(err, SG_INVALID_REQUEST, "If-Unmodified-Since", "is too coarse for a write: use If-Match");
-    if (has_match)
+    if (match)
         return sg_field_if_match(match, ret, err);
-    return has_none ? sg_field_if_none_match(none, ret, err) : 0;
+    return none ? sg_field_if_none_match(none, ret, err) : 0;
 }
 
 static int digest_header(struct sg_request *r, const char *name, struct sg_digests *ret, struct sg_error *err)
 {
-    const char *text = NULL;
-    int has = single_header(r, name, &text, err);
+    sg_cleanup(sg_free_p) char *text = sg_file_list_header(r, name);
 
-    return has <= 0 ? has : sg_field_digest(name, text, ret, err);
+    return text ? sg_field_digest(name, text, ret, err) : 0;
 }
 
 int sg_file_body_headers(struct sg_request *r, struct sg_digests *ret, struct sg_error *err)
@@ -366,35 +381,60 @@ void sg_route_file_list(struct sg_request *r, void *app)
 
 /* ---- move ---- */
 
-static int parse_move(struct sg_request *r, json_t **ret, const char **from, const char **to, struct sg_error *err)
+struct move_wish {
+    char *from, *to; /* a name that is not text comes percent-encoded, as lists give it */
+};
+
+static void move_wish_finish(struct move_wish *w)
 {
+    free(w->from);
+    free(w->to);
+}
+
+/* A path that the body gives under key, how under encoding_key. */
+static int move_path(struct sg_json_reader *rd, const char *key, const char *encoding_key, char **ret, struct sg_error *err)
+{
+    const char *text = NULL, *encoding = NULL;
+
+    if (sg_json_str(rd, key, &text, err) < 0 || sg_json_str(rd, encoding_key, &encoding, err) < 0)
+        return -1;
+    if (encoding && !sg_streq(encoding, "percent"))
+        return sg_error_field(err, SG_INVALID_REQUEST, encoding_key, "must be \"percent\" or left out");
+    size_t len = text ? strlen(text) : 0;
+    char *path = *ret = sg_xcalloc(len + 1, 1);
+    if (!encoding)
+        memcpy(path, text ? text : "", len);
+    else if (!sg_percent_decode(text ? text : "", len, false, path, &len))
+        return sg_error_field(err, SG_INVALID_REQUEST, key, "is not percent-encoded as %s says", encoding_key);
+    if (path[0] == '\0' || strlen(path) >= 4096)
+        return sg_error_field(err, SG_INVALID_REQUEST, key, "must be a path, at most 4095 bytes long");
+    return 0;
+}
+
+static int parse_move(struct sg_request *r, struct move_wish *ret, struct sg_error *err)
+{
+    sg_cleanup(sg_json_p) json_t *body = NULL;
     struct sg_json_reader rd;
     size_t len;
     const char *text = sg_req_body(r, &len);
 
-    *from = *to = NULL;
-    if (sg_json_parse_object(text, len, ret, err) < 0 || sg_json_begin(&rd, *ret, "", err) < 0 ||
-        sg_json_str(&rd, "from", from, err) < 0 || sg_json_str(&rd, "to", to, err) < 0 || sg_json_end(&rd, err) < 0)
+    if (sg_json_parse_object(text, len, &body, err) < 0 || sg_json_begin(&rd, body, "", err) < 0 ||
+        move_path(&rd, "from", "from_encoding", &ret->from, err) < 0 || move_path(&rd, "to", "to_encoding", &ret->to, err) < 0)
         return -1;
-    if (!*from || !**from || strlen(*from) >= 4096)
-        return sg_error_field(err, SG_INVALID_REQUEST, "from", "must be a path of 1 to 4095 bytes");
-    if (!*to || !**to || strlen(*to) >= 4096)
-        return sg_error_field(err, SG_INVALID_REQUEST, "to", "must be a path of 1 to 4095 bytes");
-    return 0;
+    return sg_json_end(&rd, err);
 }
 
 static void move_file(struct sg_request *r, struct sg_api *api SG_UNUSED, struct sg_entry *e)
 {
-    sg_cleanup(sg_json_p) json_t *body = NULL;
+    sg_cleanup(move_wish_finish) struct move_wish w = {0};
     struct sg_error err = {0};
-    const char *from, *to;
 
-    if (parse_move(r, &body, &from, &to, &err) < 0) {
+    if (parse_move(r, &w, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }
     struct sg_done done = {.fn = removed, .arg = sg_req_ref(r)};
-    if (sg_service_file_move(e, from, to, &done, &err) < 0) {
+    if (sg_service_file_move(e, w.from, w.to, &done, &err) < 0) {
         sg_req_unref(r);
         sg_api_fail(r, &err);
     }

@@ -10,17 +10,14 @@ struct range {
     bool partial;
 };
 
-/* One digit string; false when there is none or it is absurd. */
+/* One digit string, which may say more than fits; false when there is none. */
 static bool number(const char **p, uint64_t *ret)
 {
     uint64_t v = 0;
     const char *s = *p;
 
-    while (*s >= '0' && *s <= '9') {
-        if (v > UINT64_MAX / 10 - 10)
-            return false;
-        v = v * 10 + (uint64_t)(*s++ - '0');
-    }
+    for (; *s >= '0' && *s <= '9'; s++)
+        v = v > UINT64_MAX / 10 - 10 ? UINT64_MAX : v * 10 + (uint64_t)(*s - '0');
     bool any = s != *p;
     *p = s;
     *ret = v;
@@ -33,7 +30,7 @@ static int parse_range(const char *text, uint64_t size, struct range *ret, struc
     uint64_t first, last;
 
     *ret = (struct range){.len = size};
-    if (!text || strncmp(text, "bytes=", 6) != 0)
+    if (!text || strncasecmp(text, "bytes=", 6) != 0)
         return 0;
     const char *p = text + 6;
     bool has_first = number(&p, &first);
@@ -155,145 +152,185 @@ static bool passed(const char *header, int64_t mtime)
     return header && sg_field_date_parse(header, &t) && mtime <= t;
 }
 
-/* The fields were read before the file was opened, so they are well-formed. */
-static enum verdict judge(struct sg_request *r, const struct sg_file_stat *st)
+/* What is asked of a file, read before it is opened. */
+struct get_call {
+    struct sg_request *r;
+    struct sg_api *api;
+    struct sg_entry *e;
+    bool has_match, has_none;
+    struct sg_condition match, none;
+    int64_t max; /* max_bytes, -1: all */
+    struct sg_digests want;
+    struct sg_file_source src; /* once it is open */
+};
+
+static void call_free(struct get_call *c)
 {
-    struct sg_condition c;
-    const char *match = sg_req_header(r, "If-Match"), *none = sg_req_header(r, "If-None-Match");
-    const char *unmodified = sg_req_header(r, "If-Unmodified-Since");
+    sg_req_unref(c->r);
+    sg_entry_unref(c->e);
+    free(c);
+}
+
+static int read_request(struct get_call *c, struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *match = sg_file_list_header(c->r, "If-Match");
+    sg_cleanup(sg_free_p) char *none = sg_file_list_header(c->r, "If-None-Match");
+    sg_cleanup(sg_free_p) char *want = sg_file_list_header(c->r, "Want-Repr-Digest");
+
+    c->max = -1;
+    c->has_match = match != NULL;
+    c->has_none = none != NULL;
+    if (want)
+        sg_field_want_digest(want, &c->want);
+    if (sg_req_query_int(c->r, "max_bytes", 0, INT64_MAX, &c->max, err) < 0)
+        return -1;
+    if (match && sg_field_if_match(match, &c->match, err) < 0)
+        return -1;
+    return none ? sg_field_if_none_match(none, &c->none, err) : 0;
+}
+
+static enum verdict judge(const struct get_call *c)
+{
+    const struct sg_file_stat *st = &c->src.stat;
+    const char *unmodified = sg_req_header(c->r, "If-Unmodified-Since");
     int64_t t;
 
-    if (match && sg_field_if_match(match, &c, NULL) == 0 && !sg_condition_holds(&c, st))
+    if (c->has_match && !sg_condition_holds(&c->match, st))
         return FAILED;
-    if (!match && unmodified && sg_field_date_parse(unmodified, &t) && seconds_of(st) > t)
+    if (!c->has_match && unmodified && sg_field_date_parse(unmodified, &t) && seconds_of(st) > t)
         return FAILED;
-    if (none && sg_field_if_none_match(none, &c, NULL) == 0 && !sg_condition_holds(&c, st))
+    if (c->has_none && !sg_condition_holds(&c->none, st))
         return NOT_MODIFIED;
-    if (!none && passed(sg_req_header(r, "If-Modified-Since"), seconds_of(st)))
+    if (!c->has_none && passed(sg_req_header(c->r, "If-Modified-Since"), seconds_of(st)))
         return NOT_MODIFIED;
     return SEND;
 }
 
-static int check_conditions(struct sg_request *r, struct sg_error *err)
-{
-    struct sg_condition c;
-    static const char *const names[] = {"If-Match", "If-None-Match"};
-    size_t n;
-    const struct sg_header *h = sg_req_headers(r, &n);
-
-    for (size_t k = 0; k < SG_COUNT_OF(names); k++) {
-        size_t found = 0;
-        for (size_t i = 0; i < n; i++)
-            found += strcasecmp(h[i].name, names[k]) == 0;
-        if (found > 1)
-            return sg_error_field(err, SG_INVALID_REQUEST, names[k], "was sent more than once");
-    }
-    const char *match = sg_req_header(r, "If-Match"), *none = sg_req_header(r, "If-None-Match");
-    if (match && sg_field_if_match(match, &c, err) < 0)
-        return -1;
-    return none ? sg_field_if_none_match(none, &c, err) : 0;
-}
-
 /* True: answered without the content. */
-static bool answer_condition(struct sg_request *r, const struct sg_file_stat *st)
+static bool answer_condition(struct get_call *c)
 {
     struct sg_error err = {0};
-    enum verdict v = judge(r, st);
+    enum verdict v = judge(c);
 
     if (v == SEND)
         return false;
-    validator_headers(r, st);
+    validator_headers(c->r, &c->src.stat);
     if (v == NOT_MODIFIED) {
-        sg_respond_header(r, "Cache-Control", "no-cache");
-        sg_respond_empty(r, 304);
+        sg_respond_header(c->r, "Cache-Control", "no-cache");
+        sg_respond_empty(c->r, 304);
     } else {
         sg_error_set(&err, SG_PRECONDITION_FAILED, "the file is not in the state that the request asks for");
-        sg_api_fail(r, &err);
+        sg_api_fail(c->r, &err);
     }
     return true;
 }
 
-static const char *range_header(struct sg_request *r, const struct sg_file_stat *st)
+/* A range is something of GET alone, and only of the version that the client has. */
+static const char *range_header(const struct get_call *c)
 {
-    const char *if_range = sg_req_header(r, "If-Range");
+    const char *if_range = sg_req_header(c->r, "If-Range");
 
-    return if_range && !sg_field_if_range(if_range, st) ? NULL : sg_req_header(r, "Range");
+    if (sg_req_is_head(c->r) || (if_range && !sg_field_if_range(if_range, &c->src.stat)))
+        return NULL;
+    return sg_req_header(c->r, "Range");
 }
 
-static void send_source(struct sg_request *r, struct sg_entry *e, struct sg_file_source *src)
+static void size_headers(const struct get_call *c, bool cut)
+{
+    char text[32];
+
+    snprintf(text, sizeof text, "%llu", (unsigned long long)c->src.stat.size);
+    sg_respond_header(c->r, "Sandgate-File-Size", text);
+    sg_respond_header(c->r, "Sandgate-Truncated", cut ? "true" : "false");
+}
+
+/* The answer, once everything is known. Consumes the file. */
+static void send_source(struct get_call *c)
 {
     struct range g;
     struct sg_error err = {0};
-    int64_t max = -1;
-    uint64_t size = src->stat.size;
+    uint64_t size = c->src.stat.size;
 
-    (void)sg_req_query_int(r, "max_bytes", 0, INT64_MAX, &max, NULL); /* checked before the file was opened */
-    if (answer_condition(r, &src->stat)) {
-        source_close(src);
-        return;
-    }
-    if (parse_range(range_header(r, &src->stat), size, &g, &err) < 0) {
+    if (parse_range(range_header(c), size, &g, &err) < 0) {
         char text[48];
         snprintf(text, sizeof text, "bytes */%llu", (unsigned long long)size);
-        sg_respond_header(r, "Content-Range", text);
-        sg_api_fail(r, &err);
-        source_close(src);
+        sg_respond_header(c->r, "Content-Range", text);
+        sg_api_fail(c->r, &err);
+        source_close(&c->src);
         return;
     }
-    file_headers(r, &src->stat);
-    if (g.partial)
-        range_headers(r, &g, size);
-    bool cut = max >= 0 && (uint64_t)max < g.len && !g.partial;
-    if (max >= 0) {
-        char text[32];
-        snprintf(text, sizeof text, "%llu", (unsigned long long)size);
-        sg_respond_header(r, "Sandgate-File-Size", text);
-        sg_respond_header(r, "Sandgate-Truncated", cut ? "true" : "false");
-    }
+    bool cut = c->max >= 0 && (uint64_t)c->max < g.len;
+    if (cut && c->max == 0)
+        g.partial = false; /* a range of no bytes cannot be said */
     if (cut)
-        g.len = (uint64_t)max;
+        g.len = (uint64_t)c->max;
+    file_headers(c->r, &c->src.stat);
+    if (g.partial)
+        range_headers(c->r, &g, size);
+    if (c->max >= 0)
+        size_headers(c, cut);
     int status = g.partial ? 206 : 200;
-    if (src->fd >= 0) {
-        send_file(r, e, status, src, &g);
+    if (c->src.fd >= 0) {
+        send_file(c->r, c->e, status, &c->src, &g);
     } else {
-        sg_respond_pipe(r, status, "application/octet-stream", src->pipe, -1);
-        sg_pipe_unref(src->pipe);
+        sg_respond_pipe(c->r, status, "application/octet-stream", c->src.pipe, -1);
+        sg_pipe_unref(c->src.pipe);
     }
 }
 
-struct get_call {
-    struct sg_request *r;
-    struct sg_entry *e;
-};
+static void hashed(void *arg, const struct sg_digests *digests, const struct sg_error *err)
+{
+    struct get_call *c = arg;
+
+    if (err) {
+        source_close(&c->src);
+        sg_respond_error(c->r, err);
+    } else {
+        sg_cleanup(sg_free_p) char *text = digests ? sg_field_digest_text(digests) : NULL;
+        if (text)
+            sg_respond_header(c->r, "Repr-Digest", text);
+        send_source(c);
+    }
+    call_free(c);
+}
 
 static void got_source(void *arg, struct sg_file_source *src, const struct sg_error *err)
 {
     struct get_call *c = arg;
+    struct sg_error refused = {0};
 
-    if (err)
+    if (err) {
         sg_respond_error(c->r, err);
-    else
-        send_source(c->r, c->e, src);
-    sg_req_unref(c->r);
-    sg_entry_unref(c->e);
-    free(c);
+        call_free(c);
+        return;
+    }
+    c->src = *src;
+    if (answer_condition(c)) {
+        source_close(src);
+    } else if (src->fd < 0 || (!c->want.sha256_given && !c->want.sha512_given)) {
+        send_source(c);
+    } else if (sg_service_file_digest(c->e, src->fd, &c->want, sg_req_cancel(c->r), sg_service_parts(c->api->service)->workq,
+                                      &(struct sg_file_digest_done){hashed, c}, &refused) == 0) {
+        return;
+    } else {
+        source_close(src);
+        sg_api_fail(c->r, &refused);
+    }
+    call_free(c);
 }
 
-static void get_file(struct sg_request *r, struct sg_api *api SG_UNUSED, struct sg_entry *e)
+static void get_file(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
     struct get_call *c = sg_xcalloc(1, sizeof *c);
     struct sg_error err = {0};
     const char *path = sg_file_path(r, &err);
-    int64_t max;
 
-    *c = (struct get_call){.r = sg_req_ref(r), .e = sg_entry_ref(e)};
-    if (path && sg_req_query_int(r, "max_bytes", 0, INT64_MAX, &max, &err) >= 0 && check_conditions(r, &err) == 0 &&
+    *c = (struct get_call){.r = sg_req_ref(r), .api = api, .e = sg_entry_ref(e)};
+    if (path && read_request(c, &err) == 0 &&
         sg_service_file_get(e, path, &(struct sg_file_source_done){got_source, c}, &err) == 0)
         return;
     sg_api_fail(r, &err);
-    sg_req_unref(c->r);
-    sg_entry_unref(c->e);
-    free(c);
+    call_free(c);
 }
 
 void sg_route_file_get(struct sg_request *r, void *app)

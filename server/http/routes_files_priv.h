@@ -9,6 +9,8 @@
 
 /* The query parameter `path`; NULL with err when it is missing. */
 const char *sg_file_path(struct sg_request *r, struct sg_error *err);
+/* A list-valued header: what its lines say together, malloc'd, or NULL when there is none. */
+char *sg_file_list_header(struct sg_request *r, const char *name);
 /* If-Match or If-None-Match of a write. */
 int sg_file_write_condition(struct sg_request *r, struct sg_condition *ret, struct sg_error *err);
 /* Refuses bodies that are not whole files as they are, and reads the digests they should have. */

@@ -28,4 +28,14 @@ struct sg_file_stored {
 int sg_service_file_put(struct sg_entry *lease, const struct sg_file_put_args *args, const struct sg_digests *digests,
                         struct sg_pipe *body, struct sg_workq *workq, const struct sg_file_stored *done, struct sg_error *err);
 
+struct sg_file_digest_done {
+    /* digests: what the file hashes to; NULL without err when it was written to meanwhile. */
+    void (*fn)(void *arg, const struct sg_digests *digests, const struct sg_error *err);
+    void *arg;
+};
+/* Reads the whole of an open file (the caller's, who keeps it open until done) on workers and computes the digests that `wanted` has
+ * as given, at least one. SG_LEASE_GONE; SG_CANCELLED when cancel (a reference is taken) fires. */
+int sg_service_file_digest(struct sg_entry *lease, int fd, const struct sg_digests *wanted, struct sg_cancel *cancel,
+                           struct sg_workq *workq, const struct sg_file_digest_done *done, struct sg_error *err);
+
 #endif

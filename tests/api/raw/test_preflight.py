@@ -45,7 +45,7 @@ REFUSED = {
     "bad escape": (400, "GET /things/a%2 HTTP/1.1\r\nHost: h\r\n\r\n"),
     "escaped nul": (400, "GET /things/a%00b HTTP/1.1\r\nHost: h\r\n\r\n"),
     "escaped nul in query": (400, "GET /things/a?q=%00 HTTP/1.1\r\nHost: h\r\n\r\n"),
-    "long target": (414, "GET /things/" + "a" * 9000 + " HTTP/1.1\r\nHost: h\r\n\r\n"),
+    "long target": (414, "GET /things/" + "a" * 17000 + " HTTP/1.1\r\nHost: h\r\n\r\n"),
     "many headers": (431, "GET /hello HTTP/1.1\r\nHost: h\r\n" + "A: b\r\n" * 150 + "\r\n"),
     "cl plus": (None, "POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: +2\r\n\r\n{}"),
     "cl list": (None, "POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 2, 2\r\n\r\n{}"),

@@ -115,6 +115,34 @@ Test(fields, digests)
     }
 }
 
+static void want(const char *text, const char *algorithm)
+{
+    struct sg_digests d;
+    sg_field_want_digest(text, &d);
+    cr_expect_eq(d.sha256_given, strcmp(algorithm, "sha-256") == 0, "%s", text);
+    cr_expect_eq(d.sha512_given, strcmp(algorithm, "sha-512") == 0, "%s", text);
+}
+
+Test(fields, wanted_digests)
+{
+    want("sha-256=1", "sha-256");
+    want(" sha-512=10 , sha-256=9", "sha-512");
+    want("sha-256=5,sha-512=5", "sha-256");
+    want("md5=10;a=1,\tsha-512=1;b", "sha-512");
+    static const char *const none[] = {"", ",", "sha-256", "sha-256=", "sha-256=0", "sha-256=11", "sha-256=1,", "sha-256=1 x",
+                                       "sha-256=1,=", "sha-25=1", "sha-2567=1", "sha-256=999999999999999999999"};
+    for (size_t i = 0; i < SG_COUNT_OF(none); i++)
+        want(none[i], "none");
+
+    struct sg_digests d = {.sha256_given = true};
+    struct sg_digester *g = sg_digester_new(&d);
+    sg_digester_result(g, &d);
+    char *text = sg_field_digest_text(&d);
+    cr_expect_str_eq(text, "sha-256=:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=:");
+    free(text);
+    sg_digester_free(g);
+}
+
 static void disposition(const char *path, const char *suffix, const char *want)
 {
     char *text = sg_field_disposition(path, suffix);
