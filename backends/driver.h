@@ -215,15 +215,21 @@ struct sg_tree_ops {
 
 /* ---- pre-built slots, for operators ---- */
 
-/* Any thread, never blocking. pool NULL or "": the default pool; SG_POOL_NOT_FOUND for an unknown one. */
+/* Any thread, never blocking. pool NULL or "": the default pool; SG_POOL_NOT_FOUND for an unknown one. slot: its name, SG_NOT_FOUND
+ * for an unknown one; NULL: all of the pool. */
 struct sg_slot_ops {
     /* A copy of what is known now; the caller finishes *ret. */
     void (*report)(struct sg_driver *d, struct sg_slot_report *ret);
-    /* on: no new leases from the pool (waiters and creates get SG_UNAVAILABLE) until it is turned off again. */
-    int (*drain)(struct sg_driver *d, const char *pool, bool on, struct sg_error *err);
-    /* Throws away and rebuilds every slot that has no lease, FAILED ones at once. slot: its name, NULL: all.
-     * SG_NOT_FOUND for an unknown slot, SG_CONFLICT for a named one that has a lease. */
-    int (*recycle)(struct sg_driver *d, const char *pool, const char *slot, struct sg_error *err);
+    /* on: no new leases from the pool (waiters and creates get SG_UNAVAILABLE) or the slot until it is turned off again. Off for the
+     * pool is off for each of its slots too. */
+    int (*drain)(struct sg_driver *d, const char *pool, const char *slot, bool on, struct sg_error *err);
+    /* Throws away and rebuilds every slot that has no lease, FAILED ones at once. SG_CONFLICT for a named one that has a lease.
+     * hard: leased ones too; their leases are lost. */
+    int (*recycle)(struct sg_driver *d, const char *pool, const char *slot, bool hard, struct sg_error *err);
+    /* The last bytes, at most max, of what the services of the slot wrote; *ret is the caller's, with a NUL behind it. *ret_total: how
+     * many there were since the start. SG_NOT_SUPPORTED for a pool whose slots run none. */
+    int (*log)(struct sg_driver *d, const char *pool, const char *slot, size_t max, char **ret, size_t *ret_len, uint64_t *ret_total,
+               struct sg_error *err);
 };
 
 /* ---- the driver ---- */

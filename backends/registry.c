@@ -13,8 +13,11 @@ struct sg_backends {
 static int make_local_bwrap(const struct sg_backend_settings *s, const struct sg_backend_parts *parts,
                             struct sg_driver **ret, struct sg_error *err)
 {
-    const struct sg_local_parts p = {
-        .reactor = parts->reactor, .workq = parts->workq, .spawner = parts->spawner};
+    const struct sg_local_parts p = {.reactor = parts->reactor,
+                                     .workq = parts->workq,
+                                     .spawner = parts->spawner,
+                                     .event = parts->slot_event,
+                                     .event_arg = parts->slot_event_arg};
     if (parts->spawner == NULL) {
         return sg_error_set(err, SG_UNAVAILABLE, "there is no spawner to make sandboxes with");
     }

@@ -18,6 +18,9 @@ struct sg_backend_parts {
     struct sg_reactor *reactor;
     struct sg_workq *workq;
     struct sg_spawner *spawner; /* NULL: local_bwrap refuses with SG_UNAVAILABLE */
+    /* MAY be NULL: what happens to slots of local pools. Reactor thread; must not block or call the driver. */
+    void (*slot_event)(void *arg, const struct sg_slot_event *e);
+    void *slot_event_arg;
 };
 
 /* What a constructor is told; borrowed for the call. */

@@ -191,13 +191,38 @@ static int open_store(struct app *a, struct sg_error *err)
     return sg_store_open(&sc, &a->store, err);
 }
 
+/* What goes on by itself, and has no request to be logged with. */
+static void slot_event(void *arg, const struct sg_slot_event *e)
+{
+    static const enum sg_log_level levels[SG_SLOT_EVENTS] = {
+        [SG_SLOT_BUILT] = SG_LOG_DEBUG, [SG_SLOT_BUILD_FAILED] = SG_LOG_WARN, [SG_SLOT_GAVE_UP] = SG_LOG_ERROR,
+        [SG_SLOT_RECOVERED] = SG_LOG_INFO, [SG_SLOT_DIED] = SG_LOG_WARN, [SG_SLOT_TAKEN] = SG_LOG_WARN,
+        [SG_SLOT_RELEASED] = SG_LOG_DEBUG, [SG_SLOT_RECYCLED] = SG_LOG_INFO};
+    struct app *a = arg;
+    struct sg_log_line l;
+    char event[32];
+
+    snprintf(event, sizeof event, "slot_%s", sg_slot_event_name(e->kind));
+    sg_log_begin(&l, a->log, levels[e->kind], event);
+    sg_log_str(&l, "pool", e->pool);
+    sg_log_str(&l, "slot", e->slot);
+    sg_log_int(&l, "generation", (int64_t)e->generation);
+    sg_log_str(&l, "lease_id", e->lease_id);
+    if (e->err) {
+        sg_log_str(&l, "reason", e->err->reason);
+        sg_log_error(&l, e->err);
+    }
+    sg_log_end(&l);
+}
+
 static int build_backends(struct app *a, struct sg_error *err)
 {
     size_t n;
     sg_cleanup(sg_free_p) struct sg_local_pool_config *pools = sg_config_local_pools(a->cfg, &n);
     struct sg_backend_settings settings = {
         .local_pools = pools, .n_local_pools = n, .fake_script = a->cfg->fake.script};
-    struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .spawner = a->spawner};
+    struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .spawner = a->spawner,
+                                     .slot_event = slot_event, .slot_event_arg = a};
 
     return sg_backends_new(a->cfg->backends.enabled, sg_config_count(a->cfg->backends.enabled), &settings, &parts, &a->backends,
                            err);

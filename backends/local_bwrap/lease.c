@@ -193,24 +193,39 @@ static void give(struct slot *s, struct waiter *w)
 void pool_offer(struct slot *s)
 {
     struct pool *p = s->pool;
-    if (p->waiters != NULL) {
+    if (p->waiters != NULL && !s->draining) {
         give(s, p->waiters);
         return;
     }
     slot_set_state(s, SG_SLOT_READY);
-    DL_APPEND(p->ready, s);
+    if (!s->draining) {
+        s->offered = true;
+        DL_APPEND(p->ready, s);
+    }
 }
 
 void pool_withdraw(struct slot *s)
 {
-    DL_DELETE(s->pool->ready, s);
+    if (s->offered) {
+        s->offered = false;
+        DL_DELETE(s->pool->ready, s);
+    }
+}
+
+bool pool_is_drained(const struct pool *p)
+{
+    bool all = true;
+    for (unsigned i = 0; i < p->cfg.size && all; i++) {
+        all = p->slots[i].draining;
+    }
+    return all || p->draining;
 }
 
 /* A pool in which no slot works: waiting would be for nothing. */
 static bool hopeless(const struct pool *p)
 {
     for (unsigned i = 0; i < p->cfg.size; i++) {
-        if (p->slots[i].state != SG_SLOT_FAILED) {
+        if (p->slots[i].state != SG_SLOT_FAILED && !p->slots[i].draining) {
             return false;
         }
     }
@@ -225,7 +240,7 @@ static int admit(const struct pool *p, const struct waiter *w, struct sg_error *
     if (sg_cancel_fired(w->cancel) != SG_CANCEL_NONE) {
         return sg_error_set(err, SG_CANCELLED, "the caller gave up waiting");
     }
-    if (p->draining) {
+    if (pool_is_drained(p)) {
         sg_error_set(err, SG_UNAVAILABLE, "local pool \"%s\" is drained", p->cfg.name);
         sg_error_reason(err, "pool_draining");
         return sg_error_retry_after(err, 10);
@@ -234,8 +249,11 @@ static int admit(const struct pool *p, const struct waiter *w, struct sg_error *
         return 0;
     }
     if (hopeless(p)) {
-        sg_error_set(err, SG_UNAVAILABLE, "no slot of local pool \"%s\" works: %s", p->cfg.name,
-                     p->slots[0].last_error);
+        unsigned i = 0;
+        while (i + 1 < p->cfg.size && p->slots[i].draining) {
+            i++;
+        }
+        sg_error_set(err, SG_UNAVAILABLE, "no slot of local pool \"%s\" works: %s", p->cfg.name, p->slots[i].last_error);
         return sg_error_retry_after(err, 5);
     }
     if (p->n_waiters >= p->cfg.waiters_max) {
@@ -262,7 +280,7 @@ static void waiter_start(struct sg_task *t)
     }
     struct slot *s = p->ready;
     if (s != NULL) {
-        DL_DELETE(p->ready, s);
+        pool_withdraw(s);
         give(s, w);
         return;
     }

@@ -19,6 +19,9 @@ struct sg_local_parts {
     struct sg_workq *workq;
     struct sg_spawner
         *spawner; /* started and attached to the reactor; when it dies all slots become FAILED */
+    /* MAY be NULL: what happens to slots. Reactor thread; must not block or call the driver. */
+    void (*event)(void *arg, const struct sg_slot_event *e);
+    void *event_arg;
 };
 
 /* Makes the pools and starts building their slots; returns before they are READY. Slots are numbered through

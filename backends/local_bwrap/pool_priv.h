@@ -108,10 +108,13 @@ struct slot {
     struct sg_cgroups *cgroups;
     unsigned failures; /* in a row */
     bool queued;       /* in local.build_queue */
+    bool offered;      /* in pool.ready */
     bool undead;       /* it could not be destroyed: that is tried again first */
     struct sg_timer retry;
     struct slot *prev, *next;   /* pool.ready: least recently used first */
     struct slot *bprev, *bnext; /* local.build_queue */
+
+    _Atomic bool draining; /* written by any thread */
 
     /* written under local.lock */
     struct gen *gen; /* one reference, or NULL */
@@ -149,7 +152,8 @@ struct pool {
     struct sg_timer health;
 
     _Atomic bool draining; /* written by any thread */
-    size_t n_waiters;      /* written under local.lock */
+    size_t n_waiters;      /* written under local.lock, as what follows */
+    uint64_t events[SG_SLOT_EVENTS];
 };
 
 struct local {
@@ -189,20 +193,30 @@ void mounts_drop(struct gen *g);
 int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
                 const struct sg_sandbox_done *done, struct sg_error *err);
 int pool_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err);
-/* A READY slot goes to the first who waits, else to the end of the ready list. */
+/* A READY slot goes to the first who waits, else to the end of the ready list; a drained one to nobody. */
 void pool_offer(struct slot *s);
+/* Not READY any more, or drained. */
 void pool_withdraw(struct slot *s);
+/* Could no slot of the pool be leased even if all worked? */
+bool pool_is_drained(const struct pool *p);
 void pool_fail_waiters(struct pool *p, const struct sg_error *err);
 
-/* slot.c. Reactor only */
+/* note.c. Reactor only */
 void slot_set_state(struct slot *s, enum sg_slot_state state);
 void slot_set_lease(struct slot *s, const char *lease_id);
+void slot_set_born(struct slot *s, int64_t born_ms);
+void slot_set_gen(struct slot *s, struct gen *g);
+void slot_set_last_error(struct slot *s, const struct sg_error *err);
+/* Counts it and tells whoever listens; err may be NULL. */
+void slot_event(struct slot *s, enum sg_slot_event_kind kind, const struct sg_error *err);
+
+/* slot.c. Reactor only */
 /* Asks for a sandbox in an empty slot. */
 void slot_want(struct slot *s);
 /* Ends the sandbox of the slot; done (may be NULL) when nothing of it runs. */
 void gen_release(struct gen *g, const struct sg_done *done);
-/* A READY or FAILED slot is rebuilt; others are left alone. */
-void slot_recycle(struct slot *s);
+/* A slot without a lease is rebuilt, a FAILED one at once. hard: a leased one too, whose lease is lost. */
+void slot_recycle(struct slot *s, bool hard);
 /* The driver ends: so does the slot, as soon as it can. */
 void slot_close(struct slot *s);
 void slot_retry(struct sg_timer *t);
@@ -220,7 +234,7 @@ void service_end(struct gen *g);
 void service_check(struct gen *g);
 void service_uncheck(struct gen *g);
 /* Any thread. The last bytes of the log, at most max, with a NUL behind them; the caller frees. */
-char *service_log_tail(struct slot *s, size_t max, size_t *ret_len);
+char *service_log_tail(struct slot *s, size_t max, size_t *ret_len, uint64_t *ret_total);
 
 /* sandbox.c: what is asked of a leased sandbox. Any thread */
 void sandbox_terminate(struct sg_sandbox *sb, const struct sg_done *done);

@@ -37,7 +37,7 @@ static void log_add(struct slot *s, const char *data, size_t len)
     (void)pthread_mutex_unlock(&l->lock);
 }
 
-char *service_log_tail(struct slot *s, size_t max, size_t *ret_len)
+char *service_log_tail(struct slot *s, size_t max, size_t *ret_len, uint64_t *ret_total)
 {
     struct service_log *log = &s->log;
     struct local *l = s->pool->l;
@@ -48,6 +48,7 @@ char *service_log_tail(struct slot *s, size_t max, size_t *ret_len)
     for (size_t i = 0; i < n; i++) {
         text[i] = log->data[(log->total - n + i) % SERVICE_LOG_BYTES];
     }
+    *ret_total = log->total;
     (void)pthread_mutex_unlock(&l->lock);
     *ret_len = n;
     return text;
@@ -64,7 +65,8 @@ static void log_note(struct gen *g, const char *what)
 static void last_line(struct slot *s, char *out, size_t size)
 {
     size_t n;
-    sg_cleanup(sg_free_p) char *text = service_log_tail(s, 400, &n);
+    uint64_t total;
+    sg_cleanup(sg_free_p) char *text = service_log_tail(s, 400, &n, &total);
     while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r' || text[n - 1] == '\0')) {
         text[--n] = '\0';
     }

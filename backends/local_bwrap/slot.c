@@ -55,49 +55,6 @@ static void gen_post(struct gen *g, struct sg_task *t)
     }
 }
 
-/* ---- what others see ---- */
-
-void slot_set_state(struct slot *s, enum sg_slot_state state)
-{
-    struct local *l = s->pool->l;
-    (void)pthread_mutex_lock(&l->lock);
-    s->state = state;
-    (void)pthread_mutex_unlock(&l->lock);
-}
-
-void slot_set_lease(struct slot *s, const char *lease_id)
-{
-    struct local *l = s->pool->l;
-    (void)pthread_mutex_lock(&l->lock);
-    (void)snprintf(s->lease_id, sizeof s->lease_id, "%s", lease_id);
-    (void)pthread_mutex_unlock(&l->lock);
-}
-
-static void set_born(struct slot *s, int64_t born_ms)
-{
-    struct local *l = s->pool->l;
-    (void)pthread_mutex_lock(&l->lock);
-    s->born_ms = born_ms;
-    (void)pthread_mutex_unlock(&l->lock);
-}
-
-static void set_gen(struct slot *s, struct gen *g)
-{
-    struct local *l = s->pool->l;
-    (void)pthread_mutex_lock(&l->lock);
-    s->gen = g;
-    s->generation += g != NULL;
-    (void)pthread_mutex_unlock(&l->lock);
-}
-
-static void set_last_error(struct slot *s, const struct sg_error *err)
-{
-    struct local *l = s->pool->l;
-    (void)pthread_mutex_lock(&l->lock);
-    (void)snprintf(s->last_error, sizeof s->last_error, "%.255s", err->message);
-    (void)pthread_mutex_unlock(&l->lock);
-}
-
 /* ---- failures ---- */
 
 /* Tries again: the first time at once, then ever later, from the fourth failure in a row as FAILED. */
@@ -109,7 +66,13 @@ static void retry_later(struct slot *s, enum sg_slot_state state)
         delay = delay == 0 ? RETRY_FIRST_MS : 4 * delay;
     }
     delay = delay < RETRY_MAX_MS ? delay : RETRY_MAX_MS;
-    slot_set_state(s, s->failures >= FAILURES_FAILED || s->undead ? SG_SLOT_FAILED : state);
+    bool gives_up = s->failures >= FAILURES_FAILED || s->undead;
+    if (gives_up && s->state != SG_SLOT_FAILED) {
+        struct sg_error why = {0};
+        sg_error_set(&why, SG_UNAVAILABLE, "%s", s->last_error);
+        slot_event(s, SG_SLOT_GAVE_UP, &why);
+    }
+    slot_set_state(s, gives_up ? SG_SLOT_FAILED : state);
     sg_timer_set(l->parts.reactor, &s->retry, sg_now_ms() + (s->undead ? RETRY_MAX_MS : delay));
 }
 
@@ -152,7 +115,8 @@ static void build_failed(struct slot *s, const struct sg_error *err)
 {
     struct gen *g = s->gen;
     s->failures++;
-    set_last_error(s, err);
+    slot_set_last_error(s, err);
+    slot_event(s, SG_SLOT_BUILD_FAILED, err);
     if (s->state == SG_SLOT_FAILED) {
         /* stays FAILED while it is tried again */
     } else if (s->state != SG_SLOT_STARTING) {
@@ -181,7 +145,8 @@ static void hold_gone_run(struct sg_task *t)
 void gen_offer(struct gen *g)
 {
     g->ready = true;
-    set_born(g->slot, sg_now_ms());
+    slot_set_born(g->slot, sg_now_ms());
+    slot_event(g->slot, g->slot->state == SG_SLOT_FAILED ? SG_SLOT_RECOVERED : SG_SLOT_BUILT, NULL);
     build_over(g);
     pool_offer(g->slot);
 }
@@ -215,13 +180,14 @@ static void agent_ready(void *arg, const struct sg_agent_facts *facts)
 static void lease_lost(struct gen *g, const struct sg_error *cause)
 {
     struct sg_error why = {0};
-    sg_error_set(&why, SG_SANDBOX_LOST, "the sandbox died: %s", cause->message);
+    sg_error_set(&why, SG_SANDBOX_LOST, "%s", cause->message);
     sg_error_reason(&why, cause->reason[0] != '\0' ? cause->reason : "agent_died");
     (void)pthread_mutex_lock(&g->lock);
     g->fate = GEN_LOST;
     sg_error_copy(&g->why, &why);
     (void)pthread_mutex_unlock(&g->lock);
     slot_set_state(g->slot, SG_SLOT_LOST);
+    slot_event(g->slot, SG_SLOT_TAKEN, &why);
     gen_ref(g);
     gen_end(g);
     if (g->sb.lost != NULL) {
@@ -242,12 +208,13 @@ void gen_died(struct gen *g, const struct sg_error *why)
         build_failed(s, why);
         return;
     }
-    set_last_error(s, why);
+    slot_set_last_error(s, why);
     if (g->leased) {
         lease_lost(g, why);
         return;
     }
     pool_withdraw(s);
+    slot_event(s, SG_SLOT_DIED, why);
     s->failures = sg_now_ms() - s->born_ms >= PROVEN_MS ? 1 : s->failures + 1;
     slot_set_state(s, SG_SLOT_RESTARTING);
     gen_end(g);
@@ -409,7 +376,7 @@ static void build_one(struct slot *s)
     struct gen *g = gen_new(s);
     g->spawning = true;
     g->building = true;
-    set_gen(s, g);
+    slot_set_gen(s, g);
     if (s->state == SG_SLOT_EMPTY) {
         slot_set_state(s, SG_SLOT_STARTING);
     }
@@ -468,7 +435,7 @@ static void gen_destroyed(void *arg, const struct sg_error *err)
         err = NULL; /* the spawner has died, and everything it had made with it */
     }
     if (err != NULL && !g->l->closing) {
-        set_last_error(s, err);
+        slot_set_last_error(s, err);
         s->undead = true;
         gen_dead(g, err);
         retry_later(s, SG_SLOT_FAILED);
@@ -493,7 +460,7 @@ static void gen_end(struct gen *g)
     g->ending = true;
     build_over(g);
     sg_timer_cancel(l->parts.reactor, &g->mourn);
-    set_born(g->slot, 0);
+    slot_set_born(g->slot, 0);
     service_end(g);
     (void)pthread_mutex_lock(&g->lock);
     struct sg_agent *agent = sg_steal(&g->agent);
@@ -523,7 +490,7 @@ static void slot_empty(struct slot *s)
     if (g == NULL || !g->destroyed || !g->hold_gone || g->leased) {
         return;
     }
-    set_gen(s, NULL);
+    slot_set_gen(s, NULL);
     gen_unref(g);
     if (l->closing) {
         slot_set_state(s, SG_SLOT_DEAD);
@@ -552,6 +519,7 @@ void gen_release(struct gen *g, const struct sg_done *done)
         return;
     }
     g->leased = false;
+    slot_event(s, SG_SLOT_RELEASED, NULL);
     slot_set_lease(s, "");
     if (s->state != SG_SLOT_FAILED) {
         slot_set_state(s, g->dead ? SG_SLOT_RESETTING : SG_SLOT_RELEASING);
@@ -563,16 +531,25 @@ void gen_release(struct gen *g, const struct sg_done *done)
     }
 }
 
-void slot_recycle(struct slot *s)
+void slot_recycle(struct slot *s, bool hard)
 {
-    if (s->state == SG_SLOT_READY) {
-        pool_withdraw(s);
-        s->failures = 0;
-        slot_set_state(s, SG_SLOT_RESTARTING);
-        gen_end(s->gen);
-    } else if (s->state == SG_SLOT_FAILED && s->retry.slot != 0) {
+    struct gen *g = s->gen;
+    if (s->state == SG_SLOT_FAILED && s->retry.slot != 0) {
         sg_timer_cancel(s->pool->l->parts.reactor, &s->retry);
         slot_retry(&s->retry);
+    } else if (g == NULL || g->ending || g->spawning) {
+        return; /* it is being made or unmade */
+    } else if (g->leased && hard) {
+        struct sg_error why = {0};
+        sg_error_set(&why, SG_SANDBOX_LOST, "an operator recycled its slot");
+        sg_error_reason(&why, "slot_recycled");
+        lease_lost(g, &why);
+    } else if (!g->leased) {
+        pool_withdraw(s);
+        s->failures = 0;
+        slot_event(s, SG_SLOT_RECYCLED, NULL);
+        slot_set_state(s, SG_SLOT_RESTARTING);
+        gen_end(g);
     }
 }
 
@@ -585,9 +562,7 @@ void slot_close(struct slot *s)
         DL_DELETE2(l->build_queue, s, bprev, bnext);
         s->queued = false;
     }
-    if (s->state == SG_SLOT_READY) {
-        pool_withdraw(s);
-    }
+    pool_withdraw(s);
     slot_set_state(s, g == NULL ? SG_SLOT_DEAD : SG_SLOT_RELEASING);
     if (g == NULL || g->spawning) {
         return; /* gen_built() ends what is still being made */

@@ -2,6 +2,8 @@
 
 #include "cli/client.h"
 
+#define SLOT_OPTION {"slot", "NAME", "only this one"}
+
 const struct sg_cli_command sg_cli_commands[] = {
     {"serve", "", 0, 0, "Runs the server",
      {{"config", "FILE", "settings (YAML); default $SANDGATE_CONFIG, else none"},
@@ -25,11 +27,13 @@ const struct sg_cli_command sg_cli_commands[] = {
     {"slots status", "[POOL]", 0, 1, "Local pools, or the slots of one",
      {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION}, sg_cli_slots_status},
     {"slots drain", "POOL", 1, 1, "No new leases from a local pool",
-     {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION}, sg_cli_slots_change},
+     {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION, SLOT_OPTION}, sg_cli_slots_change},
     {"slots undrain", "POOL", 1, 1, "Leases from a local pool again",
-     {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION}, sg_cli_slots_change},
+     {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION, SLOT_OPTION}, sg_cli_slots_change},
     {"slots recycle", "POOL", 1, 1, "Rebuilds the slots of a local pool that have no lease",
-     {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION, {"slot", "NAME", "only this one"}}, sg_cli_slots_change},
+     {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION, SLOT_OPTION, {"hard", NULL, "leased ones too; their leases are lost"}}, sg_cli_slots_change},
+    {"slots log", "POOL SLOT", 2, 2, "What the service of a slot wrote last",
+     {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION, {"bytes", "N", "at most so much; default 16384"}}, sg_cli_slots_log},
     {"pool ls", "", 0, 0, "Governed pools",
      {SG_CLI_URL_OPTION, SG_CLI_JSON_OPTION}, sg_cli_pool_ls},
     {"pool show", "NAME", 1, 1, "One governed pool",

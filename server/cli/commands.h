@@ -19,6 +19,7 @@ int sg_cli_audit_verify(const struct sg_cli_args *a);
 int sg_cli_status(const struct sg_cli_args *a);
 int sg_cli_slots_status(const struct sg_cli_args *a);
 int sg_cli_slots_change(const struct sg_cli_args *a); /* drain, undrain, recycle */
+int sg_cli_slots_log(const struct sg_cli_args *a);
 int sg_cli_pool_ls(const struct sg_cli_args *a);
 int sg_cli_pool_show(const struct sg_cli_args *a);
 int sg_cli_lease_ls(const struct sg_cli_args *a);

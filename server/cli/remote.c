@@ -1,6 +1,7 @@
 /* Subcommands that ask a running server. */
 #include <stdio.h>
 
+#include "base/hash.h"
 #include "base/json.h"
 #include "cli/client.h"
 #include "cli/commands.h"
@@ -98,7 +99,7 @@ int sg_cli_status(const struct sg_cli_args *a)
 /* Whatever answers with one local pool. */
 static int slots_of(const struct sg_cli_args *a, const char *method, const char *path)
 {
-    static const struct column columns[] = {{"SLOT", "slot"},   {"STATE", "state"},   {"GENERATION", "generation"},
+    static const struct column columns[] = {{"SLOT", "slot"},   {"STATE", "state"},   {"DRAINING", "draining"}, {"GENERATION", "generation"},
                                             {"LEASE", "lease"}, {"UPTIME", "uptime"}, {"LAST ERROR", "last_error"}};
     struct sg_error err = {0};
     sg_cleanup(sg_json_p) json_t *v = NULL;
@@ -126,8 +127,46 @@ int sg_cli_slots_change(const struct sg_cli_args *a)
     const char *verb = strchr(a->command->name, ' ') + 1;
     sg_cleanup(sg_free_p) char *pool = sg_cli_quote(a->args[0]);
     sg_cleanup(sg_free_p) char *quoted = sg_cli_quote(slot != NULL ? slot : "");
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/slots/%s/%s%s%s", pool, verb, slot != NULL ? "?slot=" : "", quoted);
+    const char *reset = sg_cli_value(a, "hard") == NULL ? "" : slot != NULL ? "&reset=hard" : "?reset=hard";
+    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/slots/%s/%s%s%s%s", pool, verb, slot != NULL ? "?slot=" : "", quoted, reset);
     return slots_of(a, "POST", path);
+}
+
+/* It is a sandbox's: nothing but text and line breaks goes to a terminal. */
+static int print_log(const json_t *v, struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) uint8_t *bytes = NULL;
+    const char *data = json_string_value(json_object_get(v, "data"));
+    data = data != NULL ? data : "";
+    bool binary = sg_streq(json_string_value(json_object_get(v, "encoding")), "base64");
+    size_t len = strlen(data);
+    if (binary && sg_base64_decode(data, len, (size_t)1 << 20, &bytes, &len, err) < 0) {
+        return -1;
+    }
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = binary ? bytes[i] : (unsigned char)data[i];
+        bool plain = (c >= 0x20 && c != 0x7f && (c < 0x80 || !binary)) || c == '\n' || c == '\t';
+        (void)putchar(plain ? c : '?');
+    }
+    return 0;
+}
+
+int sg_cli_slots_log(const struct sg_cli_args *a)
+{
+    struct sg_error err = {0};
+    sg_cleanup(sg_json_p) json_t *v = NULL;
+    const char *bytes = sg_cli_value(a, "bytes");
+    sg_cleanup(sg_free_p) char *pool = sg_cli_quote(a->args[0]);
+    sg_cleanup(sg_free_p) char *slot = sg_cli_quote(a->args[1]);
+    sg_cleanup(sg_free_p) char *quoted = sg_cli_quote(bytes != NULL ? bytes : "16384");
+    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/slots/%s/%s/log?bytes=%s", pool, slot, quoted);
+    if (sg_cli_call(a, "GET", path, &v, &err) < 0) {
+        return sg_cli_fail(&err);
+    }
+    if (want_json(a)) {
+        return sg_cli_print_json(v);
+    }
+    return print_log(v, &err) < 0 ? sg_cli_fail(&err) : SG_CLI_OK;
 }
 
 /* ---- pools and leases ---- */

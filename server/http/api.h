@@ -98,6 +98,7 @@ void sg_route_slot_pool(struct sg_request *r, void *app);
 void sg_route_slot_drain(struct sg_request *r, void *app);
 void sg_route_slot_undrain(struct sg_request *r, void *app);
 void sg_route_slot_recycle(struct sg_request *r, void *app);
+void sg_route_slot_log(struct sg_request *r, void *app);
 void sg_route_receipt_get(struct sg_request *r, void *app);
 void sg_route_receipt_verify(struct sg_request *r, void *app);
 void sg_route_audit(struct sg_request *r, void *app);

@@ -149,7 +149,7 @@ static int write_leases(const struct sg_registry_stats *leases, struct sg_buf *o
     return bad;
 }
 
-static int write_pool(const struct sg_slot_pool_info *p, struct sg_buf *out)
+static int write_states(const struct sg_slot_pool_info *p, struct sg_buf *out)
 {
     size_t by_state[SG_SLOT_STATES] = {0};
     int bad = 0;
@@ -159,21 +159,51 @@ static int write_pool(const struct sg_slot_pool_info *p, struct sg_buf *out)
     for (int i = 0; i < SG_SLOT_STATES; i++)
         bad |= sg_buf_addf(out, "sandgate_slots{pool=\"%s\",state=\"%s\"} %zu\n", p->name,
                            sg_slot_state_name((enum sg_slot_state)i), by_state[i]);
-    return bad | sg_buf_addf(out, "sandgate_slot_waiters{pool=\"%s\"} %zu\n", p->name, p->waiters);
+    return bad;
 }
 
+static int write_waiters(const struct sg_slot_pool_info *p, struct sg_buf *out)
+{
+    return sg_buf_addf(out, "sandgate_slot_waiters{pool=\"%s\"} %zu\n", p->name, p->waiters);
+}
+
+static int write_events(const struct sg_slot_pool_info *p, struct sg_buf *out)
+{
+    int bad = 0;
+
+    for (int i = 0; i < SG_SLOT_EVENTS; i++)
+        bad |= sg_buf_addf(out, "sandgate_slot_events_total{pool=\"%s\",event=\"%s\"} %llu\n", p->name,
+                           sg_slot_event_name((enum sg_slot_event_kind)i), (unsigned long long)p->events[i]);
+    return bad;
+}
+
+static int write_report(const struct sg_slot_report *r, struct sg_buf *out)
+{
+    int bad = head(out, "sandgate_slots", "gauge", "Slots of local pools by state.");
+
+    for (size_t p = 0; p < r->n; p++)
+        bad |= write_states(&r->pools[p], out);
+    bad |= head(out, "sandgate_slot_waiters", "gauge", "Creates that wait for a slot.");
+    for (size_t p = 0; p < r->n; p++)
+        bad |= write_waiters(&r->pools[p], out);
+    bad |= head(out, "sandgate_slot_events_total", "counter", "What happened to slots of local pools.");
+    for (size_t p = 0; p < r->n; p++)
+        bad |= write_events(&r->pools[p], out);
+    return bad;
+}
+
+/* At most one backend has slots. */
 static int write_slots(struct sg_service *s, struct sg_buf *out)
 {
     struct sg_driver *d;
-    int bad = head(out, "sandgate_slots", "gauge", "Slots of local pools by state.");
+    int bad = 0;
 
     for (size_t i = 0; (d = sg_backends_at(sg_service_parts(s)->backends, i)) != NULL; i++) {
         struct sg_slot_report report = {0};
         if (!d->ops->slots)
             continue;
         d->ops->slots->report(d, &report);
-        for (size_t p = 0; p < report.n; p++)
-            bad |= write_pool(&report.pools[p], out);
+        bad |= write_report(&report, out);
         sg_slot_report_finish(&report);
     }
     return bad;

@@ -71,11 +71,14 @@ const struct sg_route sg_routes[] = {
 
     {.method = "GET", .path = "/slots", .operation_id = "listSlotPools", .auth = SG_AUTH_ADMIN, .handle = sg_route_slots},
     {.method = "GET", .path = "/slots/{pool}", .operation_id = "getSlotPool", .auth = SG_AUTH_ADMIN, .handle = sg_route_slot_pool},
-    {.method = "POST", .path = "/slots/{pool}/drain", .operation_id = "drainSlotPool", .auth = SG_AUTH_ADMIN, .handle = sg_route_slot_drain},
+    {.method = "POST", .path = "/slots/{pool}/drain", .operation_id = "drainSlotPool", .auth = SG_AUTH_ADMIN, .handle = sg_route_slot_drain,
+     .query = QUERY("slot")},
     {.method = "POST", .path = "/slots/{pool}/undrain", .operation_id = "undrainSlotPool", .auth = SG_AUTH_ADMIN,
-     .handle = sg_route_slot_undrain},
+     .handle = sg_route_slot_undrain, .query = QUERY("slot")},
     {.method = "POST", .path = "/slots/{pool}/recycle", .operation_id = "recycleSlotPool", .auth = SG_AUTH_ADMIN,
-     .handle = sg_route_slot_recycle, .query = QUERY("slot")},
+     .handle = sg_route_slot_recycle, .query = QUERY("slot", "reset")},
+    {.method = "GET", .path = "/slots/{pool}/{slot}/log", .operation_id = "getSlotLog", .auth = SG_AUTH_ADMIN, .handle = sg_route_slot_log,
+     .query = QUERY("bytes")},
 
     {.method = "GET", .path = "/receipts/{id}", .operation_id = "getReceipt", .auth = SG_AUTH_TENANT, .handle = sg_route_receipt_get},
     {.method = "POST", .path = "/receipts/verify", .operation_id = "verifyReceipt", .body = SG_BODY_JSON, .auth = SG_AUTH_TENANT,

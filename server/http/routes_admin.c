@@ -2,8 +2,13 @@
 #include "http/api.h"
 
 #include "base/clock.h"
+#include "base/hash.h"
+#include "base/str.h"
 
 #include <stdio.h>
+
+#define LOG_DEFAULT 16384
+#define LOG_MAX 65536
 
 /* ---- governed pools: none can be configured yet ---- */
 
@@ -29,8 +34,8 @@ static json_t *text_or_null(const char *s)
 
 static json_t *slot_json(const struct sg_slot_info *s)
 {
-    return json_pack("{s:s, s:s, s:I, s:o, s:f, s:I, s:o}", "slot", s->name, "state", sg_slot_state_name(s->state), "generation",
-                     (json_int_t)s->generation, "lease", text_or_null(s->lease_id), "uptime", (double)s->uptime_ms / 1000.0,
+    return json_pack("{s:s, s:s, s:b, s:I, s:o, s:f, s:I, s:o}", "slot", s->name, "state", sg_slot_state_name(s->state), "draining",
+                     s->draining, "generation", (json_int_t)s->generation, "lease", text_or_null(s->lease_id), "uptime", (double)s->uptime_ms / 1000.0,
                      "open_descriptors", (json_int_t)s->open_fds, "last_error", text_or_null(s->last_error));
 }
 
@@ -42,7 +47,7 @@ static json_t *slot_pool_json(const struct sg_slot_pool_info *p, bool with_slots
     json_t *slots = json_array();
 
     for (size_t i = 0; i < p->n; i++) {
-        ready += p->slots[i].state == SG_SLOT_READY;
+        ready += p->slots[i].state == SG_SLOT_READY && !p->slots[i].draining;
         leased += p->slots[i].state == SG_SLOT_LEASED;
         if (with_slots)
             json_array_append_new(slots, slot_json(&p->slots[i]));
@@ -120,7 +125,7 @@ static void drain(struct sg_request *r, struct sg_api *api, bool on)
     struct sg_driver *d = slot_driver(api);
     struct sg_error err = {0};
 
-    if (d && d->ops->slots->drain(d, sg_req_param(r, "pool"), on, &err) < 0)
+    if (d && d->ops->slots->drain(d, sg_req_param(r, "pool"), sg_req_query(r, "slot"), on, &err) < 0)
         slot_failed(r, &err);
     else
         respond_slot_pool(r, api);
@@ -139,12 +144,40 @@ void sg_route_slot_undrain(struct sg_request *r, void *app)
 void sg_route_slot_recycle(struct sg_request *r, void *app)
 {
     struct sg_driver *d = slot_driver(app);
+    const char *reset = sg_req_query(r, "reset");
     struct sg_error err = {0};
 
-    if (d && d->ops->slots->recycle(d, sg_req_param(r, "pool"), sg_req_query(r, "slot"), &err) < 0)
+    if (reset && !sg_streq(reset, "soft") && !sg_streq(reset, "hard"))
+        sg_error_field(&err, SG_INVALID_REQUEST, "reset", "must be \"soft\" or \"hard\"");
+    else if (d)
+        (void)d->ops->slots->recycle(d, sg_req_param(r, "pool"), sg_req_query(r, "slot"), reset && sg_streq(reset, "hard"), &err);
+    if (err.code != SG_OK)
         slot_failed(r, &err);
     else
         respond_slot_pool(r, app);
+}
+
+void sg_route_slot_log(struct sg_request *r, void *app)
+{
+    struct sg_driver *d = slot_driver(app);
+    int64_t max = LOG_DEFAULT;
+    struct sg_error err = {0};
+    sg_cleanup(sg_free_p) char *text = NULL;
+    size_t len = 0;
+    uint64_t total = 0;
+
+    int rc = sg_req_query_int(r, "bytes", 0, LOG_MAX, &max, &err);
+    if (rc >= 0)
+        rc = d ? d->ops->slots->log(d, sg_req_param(r, "pool"), sg_req_param(r, "slot"), (size_t)max, &text, &len, &total, &err)
+               : sg_error_set(&err, SG_NOT_FOUND, "there is no such local pool");
+    if (rc < 0) {
+        slot_failed(r, &err);
+        return;
+    }
+    bool utf8 = sg_utf8_valid(text, len) && !memchr(text, '\0', len);
+    sg_cleanup(sg_free_p) char *b64 = utf8 ? NULL : sg_base64_encode(text, len, NULL);
+    sg_respond_json(r, 200, json_pack("{s:s, s:s, s:s, s:s, s:I}", "pool", sg_req_param(r, "pool"), "slot", sg_req_param(r, "slot"),
+                                      "data", utf8 ? text : b64, "encoding", utf8 ? "utf-8" : "base64", "bytes_total", (json_int_t)total));
 }
 
 /* ---- health, metrics, version, description ---- */

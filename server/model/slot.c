@@ -12,6 +12,16 @@ const char *sg_slot_state_name(enum sg_slot_state s)
     return (unsigned)s < SG_SLOT_STATES ? names[s] : "UNKNOWN";
 }
 
+const char *sg_slot_event_name(enum sg_slot_event_kind k)
+{
+    static const char *const names[SG_SLOT_EVENTS] = {
+        [SG_SLOT_BUILT] = "built",         [SG_SLOT_BUILD_FAILED] = "build_failed", [SG_SLOT_GAVE_UP] = "failed",
+        [SG_SLOT_RECOVERED] = "recovered", [SG_SLOT_DIED] = "died",                 [SG_SLOT_TAKEN] = "lost",
+        [SG_SLOT_RELEASED] = "released",   [SG_SLOT_RECYCLED] = "recycled",
+    };
+    return (unsigned)k < SG_SLOT_EVENTS ? names[k] : "unknown";
+}
+
 void sg_slot_report_finish(struct sg_slot_report *r)
 {
     for (size_t i = 0; i < r->n; i++) {

@@ -21,10 +21,36 @@ enum sg_slot_state {
 /* "EMPTY", "STARTING", ... Borrowed static text. */
 const char *sg_slot_state_name(enum sg_slot_state s);
 
+/* What happens to slots, for logs and figures. */
+enum sg_slot_event_kind {
+    SG_SLOT_BUILT,        /* a sandbox is ready for its lease */
+    SG_SLOT_BUILD_FAILED, /* it could not be made; tried again later */
+    SG_SLOT_GAVE_UP,      /* the slot is FAILED now */
+    SG_SLOT_RECOVERED,    /* ... and works again */
+    SG_SLOT_DIED,         /* a sandbox died while it waited for a lease */
+    SG_SLOT_TAKEN,        /* ... while a lease had it, or an operator took it away: the lease is lost */
+    SG_SLOT_RELEASED,     /* a lease let go of it */
+    SG_SLOT_RECYCLED,     /* an operator threw it away while it waited */
+};
+#define SG_SLOT_EVENTS 8
+
+/* "built", "build_failed", "failed", "recovered", "died", "lost", "released", "recycled". Borrowed static text. */
+const char *sg_slot_event_name(enum sg_slot_event_kind k);
+
+struct sg_slot_event {
+    enum sg_slot_event_kind kind;
+    const char *pool;
+    const char *slot;
+    uint64_t generation;
+    const char *lease_id;       /* "" without one */
+    const struct sg_error *err; /* why, or NULL */
+};
+
 struct sg_slot_info {
     char name[80]; /* "POOL-INDEX" */
     enum sg_slot_state state;
     uint64_t generation; /* sandboxes built in this slot so far */
+    bool draining;            /* gets no new lease */
     char lease_id[SG_ID_MAX]; /* "" without a lease */
     int64_t uptime_ms;        /* of the present sandbox, 0: none */
     uint64_t open_fds;        /* who in the server has descriptors of its sandbox open: the pool and the agent's client
@@ -37,6 +63,7 @@ struct sg_slot_pool_info {
     enum sg_pool_mode mode;
     bool draining;
     size_t waiters;
+    uint64_t events[SG_SLOT_EVENTS]; /* since the start, by kind */
     struct sg_slot_info *slots; /* by index */
     size_t n;
 };

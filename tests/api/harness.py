@@ -349,3 +349,47 @@ def wait_until(condition, seconds=10, what="condition"):
             return value
         time.sleep(0.02)
     raise AssertionError(f"{what} did not come true within {seconds * SLOW} s")
+
+
+# ---- processes, seen from outside ----
+
+class Process:
+    """A process of this machine; fields are as of the look."""
+
+    def __init__(self, pid):
+        with open(f"/proc/{pid}/stat") as f:
+            text = f.read()
+        rest = text[text.rindex(")") + 2:].split()
+        self.pid, self.comm, self.state, self.parent = pid, text[text.index("(") + 1:text.rindex(")")], rest[0], int(rest[1])
+        self.start = rest[19]
+
+    def inside(self):
+        """Its pid in each PID namespace it is in, from ours to its own."""
+        with open(f"/proc/{self.pid}/status") as f:
+            return [int(n) for line in f if line.startswith("NSpid:") for n in line.split()[1:]]
+
+    def is_init(self):
+        """First process of a sandbox? (The spawner is that of a namespace too, one level above.)"""
+        try:
+            inside = self.inside()
+        except OSError:
+            return False
+        return len(inside) > 2 and inside[-1] == 1
+
+
+def processes_below(pid):
+    """All living descendants of a process, nearest first."""
+    all = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            p = Process(int(name))
+        except OSError:
+            continue
+        if p.state not in "ZX":
+            all.setdefault(p.parent, []).append(p)
+    found, at = [], [pid]
+    while at:
+        children = all.get(at.pop(0), [])
+        found += children
+        at += [p.pid for p in children]
+    return found

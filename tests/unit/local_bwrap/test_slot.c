@@ -123,7 +123,7 @@ Test(local_slot, one_that_dies_again_and_again_is_failed_until_it_works)
     cr_expect_eq(err.code, SG_UNAVAILABLE);
     cr_expect_gt(err.retry_after, 0);
     cr_expect_neq(world_slot(&w, 0, 0).last_error[0], '\0');
-    cr_assert_eq(w.d->ops->slots->recycle(w.d, NULL, "default-0", &err), 0);
+    cr_assert_eq(w.d->ops->slots->recycle(w.d, NULL, "default-0", false, &err), 0);
     cr_assert(world_wait(&w, 0, 0, SG_SLOT_READY));
     cr_expect_eq(sg_driver_health(w.d, NULL), 0);
     world_close(&w);
@@ -332,9 +332,9 @@ Test(local_slot, drain_refuses_and_undrain_serves_again)
     struct sg_sandbox *sb = world_lease(&w, "lse_1");
     cr_assert_not_null(sb);
     call_create_begin(w.d, &spec, NULL, &waiting);
-    cr_expect_eq(slots->drain(w.d, "nonsense", true, &err), -1);
+    cr_expect_eq(slots->drain(w.d, "nonsense", NULL, true, &err), -1);
     cr_expect_eq(err.code, SG_POOL_NOT_FOUND);
-    cr_expect_eq(slots->drain(w.d, "default", true, &err), 0);
+    cr_expect_eq(slots->drain(w.d, "default", NULL, true, &err), 0);
     cr_expect_null(call_create_end(&waiting));
     cr_expect_eq(waiting.err.code, SG_UNAVAILABLE);
     cr_expect_str_eq(waiting.err.reason, "pool_draining");
@@ -349,7 +349,7 @@ Test(local_slot, drain_refuses_and_undrain_serves_again)
     free(out);
     call_end(sb);
     cr_assert(world_wait(&w, 0, 0, SG_SLOT_READY));
-    cr_expect_eq(slots->drain(w.d, NULL, false, &err), 0);
+    cr_expect_eq(slots->drain(w.d, NULL, NULL, false, &err), 0);
     sb = world_lease(&w, "lse_3");
     cr_assert_not_null(sb);
     call_end(sb);
@@ -370,11 +370,11 @@ Test(local_slot, recycle_rebuilds_what_is_not_leased)
     size_t leased = world_slot(&w, 0, 0).state == SG_SLOT_LEASED ? 0 : 1;
     char name[80];
     (void)snprintf(name, sizeof name, "default-%zu", leased);
-    cr_expect_eq(slots->recycle(w.d, NULL, name, &err), -1);
+    cr_expect_eq(slots->recycle(w.d, NULL, name, false, &err), -1);
     cr_expect_eq(err.code, SG_CONFLICT);
-    cr_expect_eq(slots->recycle(w.d, NULL, "default-7", &err), -1);
+    cr_expect_eq(slots->recycle(w.d, NULL, "default-7", false, &err), -1);
     cr_expect_eq(err.code, SG_NOT_FOUND);
-    cr_expect_eq(slots->recycle(w.d, NULL, NULL, &err), 0);
+    cr_expect_eq(slots->recycle(w.d, NULL, NULL, false, &err), 0);
     for (int i = 0; i < 5000 && world_slot(&w, 0, 1 - leased).generation < 2; i++) {
         (void)usleep(2000);
     }
