@@ -60,14 +60,11 @@ static void request_done(void *arg, const struct sg_http_event *e)
 {
     struct sg_api *api = arg;
     struct sg_log_line l;
-    char path[1024];
-
-    snprintf(path, sizeof path, "%.*s", (int)strcspn(e->target, "?"), e->target);
 
     sg_metrics_count_request(api->metrics, e);
     sg_log_begin(&l, api->log, e->status >= 500 ? SG_LOG_WARN : SG_LOG_INFO, "request");
     sg_log_str(&l, "method", e->method);
-    sg_log_str(&l, "path", path);
+    sg_log_text(&l, "path", e->target, strcspn(e->target, "?"));
     sg_log_str(&l, "operation", e->operation_id);
     sg_log_int(&l, "status", e->status);
     sg_log_bool(&l, "complete", e->complete);

@@ -40,6 +40,11 @@ static int reserve(struct sg_buf *b, size_t len)
     return 0;
 }
 
+int sg_buf_reserve(struct sg_buf *b, size_t len)
+{
+    return reserve(b, len);
+}
+
 int sg_buf_add(struct sg_buf *b, const void *data, size_t len)
 {
     if (reserve(b, len) < 0) {
@@ -56,10 +61,18 @@ int sg_buf_add(struct sg_buf *b, const void *data, size_t len)
 int sg_buf_addf(struct sg_buf *b, const char *fmt, ...)
 {
     va_list ap;
+    size_t room = b->size - b->len; /* nearly always enough; 0: there is no buffer yet */
     va_start(ap, fmt);
-    int n = vsnprintf(NULL, 0, fmt, ap);
+    int n = vsnprintf(room > 0 ? b->data + b->len : NULL, room, fmt, ap);
     va_end(ap);
+    if (n >= 0 && (size_t)n < room && (size_t)n <= b->cap - b->len) {
+        b->len += (size_t)n;
+        return 0;
+    }
     if (n < 0 || reserve(b, (size_t)n) < 0) {
+        if (room > 0) {
+            b->data[b->len] = '\0';
+        }
         return -1;
     }
     va_start(ap, fmt);

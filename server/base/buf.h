@@ -15,6 +15,9 @@ struct sg_buf {
 void sg_buf_init(struct sg_buf *b, size_t cap);
 void sg_buf_finish(struct sg_buf *b);
 
+/* Makes room for len more bytes at once, for the sake of speed only; -1: as for an append of so many. */
+int sg_buf_reserve(struct sg_buf *b, size_t len);
+
 /* Append; -1 and nothing appended when the cap would be passed or memory is out. */
 int sg_buf_add(struct sg_buf *b, const void *data, size_t len);
 int sg_buf_addf(struct sg_buf *b, const char *fmt, ...) SG_PRINTF(2, 3);

@@ -102,10 +102,15 @@ static size_t plain(const char *value, size_t n)
 
 void sg_log_str(struct sg_log_line *l, const char *key, const char *value)
 {
-    if (value == NULL || *value == '\0' || !put_key(l, key)) {
+    sg_log_text(l, key, value, SIZE_MAX);
+}
+
+void sg_log_text(struct sg_log_line *l, const char *key, const char *value, size_t len)
+{
+    if (value == NULL || *value == '\0' || len == 0 || !put_key(l, key)) {
         return;
     }
-    size_t left = strnlen(value, VALUE_MAX + 4);
+    size_t left = strnlen(value, len < VALUE_MAX + 4 ? len : VALUE_MAX + 4);
     size_t used = 0;
     put(l, "\"", 1);
     while (left > 0) {
@@ -133,10 +138,19 @@ void sg_log_str(struct sg_log_line *l, const char *key, const char *value)
 void sg_log_int(struct sg_log_line *l, const char *key, int64_t value)
 {
     char text[24];
-    if (put_key(l, key)) {
-        int n = snprintf(text, sizeof text, "%lld", (long long)value);
-        put(l, text, (size_t)n);
+    char *at = text + sizeof text;
+    uint64_t left = value < 0 ? 0 - (uint64_t)value : (uint64_t)value;
+    if (!put_key(l, key)) {
+        return;
     }
+    do {
+        *--at = (char)('0' + left % 10);
+        left /= 10;
+    } while (left > 0);
+    if (value < 0) {
+        *--at = '-';
+    }
+    put(l, at, (size_t)(text + sizeof text - at));
 }
 
 void sg_log_bool(struct sg_log_line *l, const char *key, bool value)

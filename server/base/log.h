@@ -35,6 +35,8 @@ bool sg_log_level_parse(const char *s, enum sg_log_level *ret);
 void sg_log_begin(struct sg_log_line *l, struct sg_log *log, enum sg_log_level level, const char *event);
 /* value NULL or "": the member is left out. */
 void sg_log_str(struct sg_log_line *l, const char *key, const char *value);
+/* The same for the first len bytes of value, or up to its end. */
+void sg_log_text(struct sg_log_line *l, const char *key, const char *value, size_t len);
 void sg_log_int(struct sg_log_line *l, const char *key, int64_t value);
 void sg_log_bool(struct sg_log_line *l, const char *key, bool value);
 /* `error` object-free form: members code, error (message), errno. */

@@ -44,7 +44,10 @@ static enum MHD_Result take_header(void *arg, enum MHD_ValueKind kind, const cha
 static int take_head(struct sg_request *r, struct MHD_Connection *mhd, const char *method, const char *version,
                      struct sg_error *err)
 {
-    struct take t = {.r = r};
+    struct take t; /* its list is left as it comes */
+    t.r = r;
+    t.n = 0;
+    t.cut = false;
     r->method = sg_req_copy(r, method, strlen(method));
     r->version = sg_streq(version, "HTTP/1.1") ? "HTTP/1.1" : sg_req_copy(r, version, strlen(version));
     sg_layout_begin(&t.layout, r->target_at, r->target_len, version);
@@ -85,7 +88,9 @@ static enum MHD_Result take_trailer(void *arg, enum MHD_ValueKind kind, const ch
 
 void sg_admit_trailers(struct sg_request *r, struct MHD_Connection *mhd)
 {
-    struct take_trailers t = {.r = r};
+    struct take_trailers t; /* its list is left as it comes */
+    t.r = r;
+    t.n = 0;
     if (!r->framing.chunked)
         return;
     MHD_get_connection_values_n(mhd, MHD_FOOTER_KIND, take_trailer, &t);

@@ -91,7 +91,12 @@ static void unlist(struct sg_conn *c)
 
 void sg_conn_deadline(struct sg_conn *c, int64_t in_ms)
 {
-    atomic_store_explicit(&c->deadline_ms, in_ms ? sg_now_ms() + in_ms : 0, memory_order_relaxed);
+    sg_conn_deadline_at(c, in_ms ? sg_now_ms() + in_ms : 0);
+}
+
+void sg_conn_deadline_at(struct sg_conn *c, int64_t at_ms)
+{
+    atomic_store_explicit(&c->deadline_ms, at_ms, memory_order_relaxed);
 }
 
 void sg_conn_shutdown(struct sg_conn *c)

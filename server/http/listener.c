@@ -133,7 +133,6 @@ static void *on_target(void *cls, const char *uri, struct MHD_Connection *mhd)
     if (!r)
         return NULL;
     r->mhd = mhd;
-    sg_conn_deadline(c, h->cfg.header_ms);
     return r;
 }
 

@@ -211,6 +211,15 @@ static const char *url_path(const char *url)
     return path != NULL ? path : "";
 }
 
+static char *path_prefix(const char *base, const char *target, size_t prefix_len)
+{
+    size_t n = strlen(base);
+    char *prefix = sg_xcalloc(1, n + prefix_len + 1);
+    memcpy(prefix, base, n);
+    memcpy(prefix + n, target, prefix_len);
+    return prefix;
+}
+
 static const char *proto_of(const char *public_url)
 {
     return public_url != NULL && strncasecmp(public_url, "https:", 6) == 0 ? "https" : "http";
@@ -269,7 +278,7 @@ static int start(struct proxy_call *c, const struct sg_proxy_args *args, struct 
         return -1;
     const char *host = sg_req_header(r, "Host");
     c->prefix = c->side.own_origin ? sg_xasprintf("%s://%s", proto_of(args->public_url), host != NULL ? host : "")
-                              : sg_xasprintf("%s%.*s", url_path(args->public_url), (int)prefix_len, target);
+                                   : path_prefix(url_path(args->public_url), target, prefix_len);
     struct sg_buf head;
     sg_buf_init(&head, SG_PROXY_HEAD_MAX);
     sg_cleanup(sg_free_p) char *upgrade = wanted_upgrade(r);

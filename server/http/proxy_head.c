@@ -5,10 +5,19 @@
 
 #include "http/proxy_origin.h"
 
+/* Heads are seldom longer, and buffers of this size cost no more than small ones. */
+#define HEAD_USUAL 1000U
+
+/* The first letter tells most of them apart. */
+static bool is(const char *name, const char *wanted)
+{
+    return ((name[0] ^ wanted[0]) & ~0x20) == 0 && strcasecmp(name, wanted) == 0;
+}
+
 static bool listed(const char *name, const char *const *names)
 {
     for (; *names != NULL; names++)
-        if (strcasecmp(name, *names) == 0)
+        if (is(name, *names))
             return true;
     return false;
 }
@@ -34,7 +43,7 @@ static bool hop_by_hop(const char *name)
 static bool named_in_connection(const struct sg_header *headers, size_t n, const char *name)
 {
     for (size_t i = 0; i < n; i++)
-        if (strcasecmp(headers[i].name, "Connection") == 0 && sg_h1_list_has(headers[i].value, name))
+        if (is(headers[i].name, "Connection") && sg_h1_list_has(headers[i].value, name))
             return true;
     return false;
 }
@@ -94,15 +103,19 @@ static bool request_field_passes(const struct sg_proxy_request *q, const char *n
 static const char *header(const struct sg_proxy_request *q, const char *name)
 {
     for (size_t i = 0; i < q->n_headers; i++)
-        if (strcasecmp(q->headers[i].name, name) == 0)
+        if (is(q->headers[i].name, name))
             return q->headers[i].value;
     return NULL;
 }
 
+static int add_text(struct sg_buf *out, const char *text)
+{
+    return sg_buf_add(out, text, strlen(text));
+}
+
 static int add_field(struct sg_buf *out, const char *name, const char *value)
 {
-    return sg_buf_add(out, name, strlen(name)) | sg_buf_add(out, ": ", 2) |
-           sg_buf_add(out, value, strlen(value)) | sg_buf_add(out, "\r\n", 2);
+    return add_text(out, name) | sg_buf_add(out, ": ", 2) | add_text(out, value) | sg_buf_add(out, "\r\n", 2);
 }
 
 /* The request comes from a page of the service itself: it asked its own origin. */
@@ -133,9 +146,9 @@ static int pass_field(const struct sg_proxy_request *q, struct sg_buf *out, cons
 {
     if (!request_field_passes(q, h->name))
         return 0;
-    if (strcasecmp(h->name, "Origin") == 0)
+    if (is(h->name, "Origin"))
         return add_origin(q, out, h->value);
-    if (strcasecmp(h->name, "Cookie") == 0)
+    if (is(h->name, "Cookie"))
         return add_cookie(q, out, h->value);
     return add_field(out, h->name, h->value);
 }
@@ -164,9 +177,8 @@ static int add_ours(const struct sg_proxy_request *q, struct sg_buf *out)
 
 int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, struct sg_error *err)
 {
-    const char *slash = q->target[0] == '/' ? "" : "/";
-    int bad = sg_buf_addf(out, "%s %s%s HTTP/1.1\r\nHost: 127.0.0.1:%u\r\n", q->method, slash, q->target,
-                          (unsigned)q->port);
+    int bad = sg_buf_reserve(out, HEAD_USUAL) | add_text(out, q->method) | add_text(out, q->target[0] == '/' ? " " : " /") |
+              add_text(out, q->target) | sg_buf_addf(out, " HTTP/1.1\r\nHost: 127.0.0.1:%u\r\n", (unsigned)q->port);
     for (size_t i = 0; i < q->n_headers && bad == 0; i++)
         bad = pass_field(q, out, &q->headers[i]);
     if (q->trailers && q->upgrade == NULL && bad == 0)
@@ -213,7 +225,7 @@ char *sg_proxy_upgrade(const struct sg_header *headers, size_t n)
         return NULL;
     sg_buf_init(&protocols, SG_PROXY_HEAD_MAX);
     for (size_t i = 0; i < n; i++)
-        if (strcasecmp(headers[i].name, "Upgrade") == 0)
+        if (is(headers[i].name, "Upgrade"))
             add_protocols(&protocols, headers[i].value);
     char *value = protocols.len > 0 ? sg_buf_steal(&protocols, NULL) : NULL;
     sg_buf_finish(&protocols);
@@ -244,8 +256,7 @@ bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i, const struct
         (!to->own_origin && listed(name, origin_wide)))
         return false;
     for (size_t k = 0; k < head->n_fields; k++)
-        if (strcasecmp(head->fields[k].name, "Connection") == 0 &&
-            sg_h1_list_has(head->fields[k].value, name))
+        if (is(head->fields[k].name, "Connection") && sg_h1_list_has(head->fields[k].value, name))
             return false;
     return true;
 }
@@ -253,7 +264,7 @@ bool sg_proxy_field_passes(const struct sg_h1_head *head, size_t i, const struct
 bool sg_proxy_takes_trailers(const struct sg_header *headers, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (strcasecmp(headers[i].name, "TE") == 0 && sg_h1_list_has(headers[i].value, "trailers"))
+        if (is(headers[i].name, "TE") && sg_h1_list_has(headers[i].value, "trailers"))
             return true;
     return false;
 }

@@ -24,6 +24,7 @@ struct sg_request *sg_req_new(struct sg_http *h, struct sg_conn *c, const char *
     r->arena_left = sizeof r->arena;
     r->answer.fd = -1;
     r->started_us = sg_now_us();
+    sg_conn_deadline_at(c, r->started_us / 1000 + h->cfg.header_ms);
     r->method = r->version = r->id = "";
     r->target_at = target;
     r->target_len = target ? strlen(target) : 0;
@@ -272,7 +273,9 @@ int sg_req_authenticate(struct sg_request *r, struct sg_error *err)
 
 void sg_req_set_note(struct sg_request *r, const char *note)
 {
-    snprintf(r->note, sizeof r->note, "%s", note);
+    size_t n = strnlen(note, sizeof r->note - 1);
+    memcpy(r->note, note, n);
+    r->note[n] = '\0';
 }
 
 /* ---- path and query ---- */

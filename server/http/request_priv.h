@@ -62,6 +62,7 @@ void sg_conn_wait(struct sg_conn *c, struct sg_request *r);
 bool sg_conn_hung(struct sg_conn *c);
 void sg_conn_unwait(struct sg_conn *c, struct sg_request *r);
 void sg_conn_deadline(struct sg_conn *c, int64_t in_ms); /* 0: none */
+void sg_conn_deadline_at(struct sg_conn *c, int64_t at_ms);
 /* Shuts the connection's socket down if it is still open. Any thread. */
 void sg_conn_shutdown(struct sg_conn *c);
 /* Reactor: ends every soft close at once. */

@@ -93,7 +93,7 @@ static bool framing_header(const char *name)
     static const char *const ours[] = {"Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive",
                                        "X-Request-Id",   "Upgrade"};
     for (size_t i = 0; i < SG_COUNT_OF(ours); i++)
-        if (strcasecmp(name, ours[i]) == 0)
+        if (((name[0] ^ ours[i][0]) & ~0x20) == 0 && strcasecmp(name, ours[i]) == 0)
             return true;
     return false;
 }

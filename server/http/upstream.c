@@ -1,5 +1,4 @@
 #include <errno.h>
-#include <stdio.h>
 #include <sys/socket.h>
 
 #include <utlist.h>
@@ -29,8 +28,14 @@ void sg_up_hub_unref(struct sg_upstreams *u)
 {
     if (atomic_fetch_sub(&u->refs, 1) != 1)
         return;
+    while (u->spare != NULL) {
+        struct sg_up_exchange *x = u->spare;
+        u->spare = x->next;
+        free(x);
+    }
     pthread_mutex_destroy(&u->lock);
     pthread_cond_destroy(&u->changed);
+    free(u->scratch);
     free(u);
 }
 
@@ -77,8 +82,10 @@ static int pool_enter(struct sg_up_exchange *x, struct sg_error *err)
     struct sg_up_pool_key key;
     memset(&key, 0, sizeof key);
     key.port = x->target.port;
-    if (snprintf(key.lease, sizeof key.lease, "%s", x->target.lease_id) >= (int)sizeof key.lease)
+    size_t id_len = strlen(x->target.lease_id);
+    if (id_len >= sizeof key.lease)
         return sg_error_set(err, SG_INTERNAL, "lease id too long");
+    memcpy(key.lease, x->target.lease_id, id_len);
     pthread_mutex_lock(&u->lock);
     struct sg_up_pool *p = NULL;
     HASH_FIND(hh, u->pools, &key, sizeof key, p);
@@ -126,8 +133,9 @@ int sg_upstream_start(struct sg_upstreams *u, const struct sg_upstream_target *t
         sg_up_exchange_obey(x, request->cancel);
     bool pooled = x->conn != NULL;
     if (pooled) {
-        x->deadline = sg_now_ms() + u->config.stall_ms;
         sg_up_send_head(x);
+        if (!x->sent)
+            x->deadline = sg_now_ms() + u->config.stall_ms;
     }
     /* The timer of a kept connection fires within idle_ms and looks at the deadline then; only what could not
      * wait that long, or is not finished here, needs the reactor now. */
@@ -167,6 +175,7 @@ struct sg_upstreams *sg_upstreams_new(struct sg_reactor *r, const struct sg_upst
     atomic_init(&u->refs, 1);
     u->reactor = r;
     u->config = *config;
+    u->scratch = sg_xcalloc(1, SG_H1_HEAD_MAX);
     u->close_task.run = hub_close;
     pthread_mutex_init(&u->lock, NULL);
     pthread_cond_init(&u->changed, NULL);

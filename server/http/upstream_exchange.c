@@ -19,6 +19,38 @@ void sg_up_exchange_hold(void *x)
     (void)sg_up_exchange_ref(x);
 }
 
+/* Its memory, or zeroed memory for one: never more than SG_UP_SPARE_MAX lie about. */
+static void exchange_free(struct sg_up_exchange *x)
+{
+    struct sg_upstreams *u = x->hub;
+    pthread_mutex_lock(&u->lock);
+    bool keep = u->n_spare < SG_UP_SPARE_MAX;
+    if (keep) {
+        x->next = u->spare;
+        u->spare = x;
+        u->n_spare++;
+    }
+    pthread_mutex_unlock(&u->lock);
+    if (!keep)
+        free(x);
+    sg_up_hub_unref(u);
+}
+
+static struct sg_up_exchange *exchange_alloc(struct sg_upstreams *u)
+{
+    pthread_mutex_lock(&u->lock);
+    struct sg_up_exchange *x = u->spare;
+    if (x != NULL) {
+        u->spare = x->next;
+        u->n_spare--;
+    }
+    pthread_mutex_unlock(&u->lock);
+    if (x == NULL)
+        return sg_xcalloc(1, sizeof *x);
+    memset(x, 0, offsetof(struct sg_up_exchange, small_head));
+    return x;
+}
+
 void sg_up_exchange_unref(void *arg)
 {
     struct sg_up_exchange *x = arg;
@@ -26,7 +58,8 @@ void sg_up_exchange_unref(void *arg)
         return;
     if (x->target.unref != NULL)
         x->target.unref(x->target.arg);
-    free(x->head);
+    if (x->head != x->small_head)
+        free(x->head);
     free(x->out);
     free(x->in);
     free(x->decoder.trailers);
@@ -38,8 +71,7 @@ void sg_up_exchange_unref(void *arg)
     pthread_mutex_destroy(&x->start_lock);
     if (x->pool != NULL)
         sg_up_pool_unref(x->pool);
-    sg_up_hub_unref(x->hub);
-    free(x);
+    exchange_free(x);
 }
 
 void sg_up_exchange_wake(void *arg)
@@ -250,7 +282,7 @@ struct sg_up_exchange *sg_up_exchange_new(struct sg_upstreams *u, const struct s
                                           const struct sg_upstream_request *q,
                                           const struct sg_upstream_sink *sink)
 {
-    struct sg_up_exchange *x = sg_xcalloc(1, sizeof *x);
+    struct sg_up_exchange *x = exchange_alloc(u);
     atomic_init(&x->refs, 1);
     atomic_fetch_add(&u->refs, 1);
     pthread_mutex_init(&x->start_lock, NULL);
@@ -259,7 +291,8 @@ struct sg_up_exchange *sg_up_exchange_new(struct sg_upstreams *u, const struct s
     if (target->ref != NULL)
         target->ref(target->arg);
     x->sink = *sink;
-    x->head = sg_xstrndup(q->head, q->head_len);
+    x->head = q->head_len <= sizeof x->small_head ? x->small_head : sg_xcalloc(1, q->head_len);
+    memcpy(x->head, q->head, q->head_len);
     x->head_len = q->head_len;
     x->body = q->body != NULL ? sg_pipe_ref(q->body) : NULL;
     x->body_length = q->body_length;

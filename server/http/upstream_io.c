@@ -199,6 +199,36 @@ static void end_answer(struct sg_up_exchange *x)
     end_stream(x, reusable(x));
 }
 
+/* What is in x->in must outlive this turn. False: the exchange ended. */
+static bool keep_in(struct sg_up_exchange *x)
+{
+    char *scratch = x->hub->scratch;
+    if (x->in != scratch)
+        return true;
+    struct sg_error err = {0};
+    x->in = malloc(SG_H1_HEAD_MAX);
+    if (x->in != NULL) {
+        memcpy(x->in, scratch, x->in_len);
+        return true;
+    }
+    sg_error_set(&err, SG_NO_MEMORY, "no memory for an answer");
+    fail_answer(x, &err);
+    return false;
+}
+
+/* The end of a turn: nothing stays in the scratch buffer, and no buffer stays empty. */
+static void leave_in(struct sg_up_exchange *x)
+{
+    if (!x->ended && x->in_off < x->in_len) {
+        (void)keep_in(x);
+        return;
+    }
+    if (x->in != x->hub->scratch)
+        free(x->in);
+    x->in = NULL;
+    x->in_off = x->in_len = 0;
+}
+
 /* The body has begun but is not all here: the rest comes through a pipe. */
 static void answer_pipe(struct sg_up_exchange *x, struct sg_upstream_answer *a, const char *begun,
                         size_t begun_len)
@@ -220,6 +250,8 @@ static void answer_pipe(struct sg_up_exchange *x, struct sg_upstream_answer *a, 
 static void answer_switch(struct sg_up_exchange *x, const struct sg_h1_head *head, size_t head_len)
 {
     struct sg_upstream_answer a = {.head = head, .length = -1};
+    if (!keep_in(x))
+        return;
     x->answered = true;
     a.tunnel = sg_up_tunnel_new(x, head_len);
     x->sink.answered(x->sink.arg, &a);
@@ -294,14 +326,7 @@ static bool receive(struct sg_up_exchange *x)
 
 static void read_head(struct sg_up_exchange *x)
 {
-    if (x->in == NULL)
-        x->in = malloc(SG_H1_HEAD_MAX);
     struct sg_error err = {0};
-    if (x->in == NULL) {
-        sg_error_set(&err, SG_NO_MEMORY, "no memory for an answer");
-        fail_answer(x, &err);
-        return;
-    }
     ssize_t n = 0;
     while (n == 0 && x->read_ready && receive(x)) {
         struct sg_h1_head head;
@@ -406,9 +431,12 @@ static void read_body(struct sg_up_exchange *x)
 
 void sg_up_move(struct sg_up_exchange *x)
 {
+    if (x->in == NULL)
+        x->in = x->hub->scratch;
     send_request(x);
     if (!x->ended && !x->answered && x->read_ready)
         read_head(x);
     if (!x->ended && x->conn != NULL && x->answered && x->tunnel == NULL)
         read_body(x);
+    leave_in(x);
 }

@@ -16,6 +16,10 @@
 #include "base/id.h"
 #include "http/upstream.h"
 
+/* Room for a request's head without an allocation of its own, and how many exchanges' memory is kept. */
+#define SG_UP_SMALL_HEAD 1024U
+#define SG_UP_SPARE_MAX 64U
+
 struct sg_up_exchange;
 struct sg_up_conn;
 
@@ -48,6 +52,9 @@ struct sg_upstreams {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct sg_up_pool *pools;
+    struct sg_up_exchange *spare; /* memory of those that are over, for new ones */
+    size_t n_spare;
+    char *scratch; /* reactor: SG_H1_HEAD_MAX bytes that answers are read into; kept by an exchange only as long as it runs */
     bool closing; /* nothing new starts */
     bool cut;     /* close_task has run */
     bool closed;  /* nothing is posted any more */
@@ -83,7 +90,7 @@ struct sg_up_exchange {
     int64_t deadline;
 
     /* the request */
-    char *head;
+    char *head; /* in small_head, or malloc'ed */
     size_t head_len, head_off;
     struct sg_pipe *body;
     int64_t body_length;
@@ -99,7 +106,7 @@ struct sg_up_exchange {
     bool is_head, replayable, retried, upgrade;
 
     /* the answer */
-    char *in; /* SG_H1_HEAD_MAX bytes */
+    char *in; /* SG_H1_HEAD_MAX bytes: the hub's, or malloc'ed where something has to stay in it; NULL: nothing is in it */
     size_t in_off, in_len;
     struct sg_h1_progress progress;
     struct sg_h1_body decoder;
@@ -122,6 +129,8 @@ struct sg_up_exchange {
     int dial_fd;
     struct sg_hold *dial_hold;
     struct sg_error dial_err;
+
+    char small_head[SG_UP_SMALL_HEAD]; /* the last member: it is not cleared */
 };
 
 /* ---- hub ---- */

@@ -217,6 +217,7 @@ struct sg_upstream_tunnel *sg_up_tunnel_new(struct sg_up_exchange *x, size_t hea
     t->moved_ms = sg_now_ms();
     t->down = (struct flow){.data = x->in, .cap = SG_H1_HEAD_MAX, .off = head_len, .len = x->in_len - head_len};
     x->in = NULL;
+    x->in_off = x->in_len = 0;
     x->tunnel = t;
     sg_up_exchange_ref(x); /* the handle's */
     return t;

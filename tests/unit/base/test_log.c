@@ -65,6 +65,29 @@ Test(log, members)
     json_decref(v);
 }
 
+Test(log, numbers_and_parts_of_text)
+{
+    struct sg_log_line l;
+    sg_log_begin(&l, log_, SG_LOG_INFO, "e");
+    sg_log_int(&l, "least", INT64_MIN);
+    sg_log_int(&l, "most", INT64_MAX);
+    sg_log_int(&l, "zero", 0);
+    sg_log_text(&l, "part", "/a/b?secret", 4);
+    sg_log_text(&l, "whole", "/a/b", 100);
+    sg_log_text(&l, "nothing", "/a/b", 0);
+    sg_log_text(&l, "half", "\xe2\x82\xac", 2);
+    sg_log_end(&l);
+    json_t *v = line();
+    cr_assert_eq(json_integer_value(json_object_get(v, "least")), INT64_MIN);
+    cr_assert_eq(json_integer_value(json_object_get(v, "most")), INT64_MAX);
+    cr_assert_eq(json_integer_value(json_object_get(v, "zero")), 0);
+    cr_assert_str_eq(member(v, "part"), "/a/b");
+    cr_assert_str_eq(member(v, "whole"), "/a/b");
+    cr_assert_null(json_object_get(v, "nothing"));
+    cr_assert_str_eq(member(v, "half"), "\xef\xbf\xbd\xef\xbf\xbd");
+    json_decref(v);
+}
+
 Test(log, hostile_text_stays_one_line_of_json)
 {
     struct sg_log_line l;

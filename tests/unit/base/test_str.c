@@ -1,6 +1,8 @@
 #include <criterion/criterion.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/id.h"
@@ -103,6 +105,19 @@ Test(str, doubles_are_short_and_exact)
     }
 }
 
+Test(clock, every_day_of_the_calendar)
+{
+    for (time_t day = -719528; day <= 2932896; day++) { /* 0000-01-01 to 9999-12-31 */
+        time_t s = day * 86400 + 86399;
+        struct tm tm;
+        char out[SG_TIME_LEN];
+        sg_time_format((int64_t)s * 1000000 + 7, out);
+        cr_assert_not_null(gmtime_r(&s, &tm));
+        bool same = atoi(out) == tm.tm_year + 1900 && atoi(out + 5) == tm.tm_mon + 1 && atoi(out + 8) == tm.tm_mday;
+        cr_assert(same && strcmp(out + 10, "T23:59:59.000007Z") == 0, "%s", out);
+    }
+}
+
 Test(clock, time_format)
 {
     char out[SG_TIME_LEN];
@@ -111,7 +126,7 @@ Test(clock, time_format)
     sg_time_format(-1, out);
     cr_expect_str_eq(out, "1969-12-31T23:59:59.999999Z");
     sg_time_format(INT64_MAX, out);
-    cr_expect_eq(out[0], '1', "out of range falls back");
+    cr_expect_str_eq(out, "1970-01-01T00:00:00.000000Z", "out of range falls back");
     int64_t before = sg_now_ms();
     cr_assert_leq(before, sg_now_us() / 1000);
 }
