@@ -176,6 +176,7 @@ struct sg_upstreams *sg_upstreams_new(struct sg_reactor *r, const struct sg_upst
     u->reactor = r;
     u->config = *config;
     u->scratch = sg_xcalloc(1, SG_H1_HEAD_MAX);
+    u->max_spare = SG_UP_SPARE_MAX;
     u->close_task.run = hub_close;
     pthread_mutex_init(&u->lock, NULL);
     pthread_cond_init(&u->changed, NULL);

@@ -24,7 +24,7 @@ static void exchange_free(struct sg_up_exchange *x)
 {
     struct sg_upstreams *u = x->hub;
     pthread_mutex_lock(&u->lock);
-    bool keep = u->n_spare < SG_UP_SPARE_MAX;
+    bool keep = u->n_spare < u->max_spare;
     if (keep) {
         x->next = u->spare;
         u->spare = x;

@@ -18,7 +18,11 @@
 
 /* Room for a request's head without an allocation of its own, and how many exchanges' memory is kept. */
 #define SG_UP_SMALL_HEAD 1024U
+#ifdef __SANITIZE_ADDRESS__
+#define SG_UP_SPARE_MAX 0U /* so that uses of what is over are seen */
+#else
 #define SG_UP_SPARE_MAX 64U
+#endif
 
 struct sg_up_exchange;
 struct sg_up_conn;
@@ -53,7 +57,7 @@ struct sg_upstreams {
     pthread_cond_t changed;
     struct sg_up_pool *pools;
     struct sg_up_exchange *spare; /* memory of those that are over, for new ones */
-    size_t n_spare;
+    size_t n_spare, max_spare;
     char *scratch; /* reactor: SG_H1_HEAD_MAX bytes that answers are read into; kept by an exchange only as long as it runs */
     bool closing; /* nothing new starts */
     bool cut;     /* close_task has run */
