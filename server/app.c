@@ -225,9 +225,38 @@ static int build_backends(struct app *a, struct sg_error *err)
                            err);
 }
 
+static unsigned archive_dirs(const char *const *names)
+{
+    unsigned dirs = 0;
+
+    for (size_t i = 0; i < sg_config_count(names); i++)
+        for (unsigned k = 0; k < SG_KEPT_DIRS; k++)
+            dirs |= sg_streq(names[i], sg_kept_dir_names[k]) ? 1U << k : 0;
+    return dirs;
+}
+
+/* What each local pool keeps of its leases; the caller frees. */
+static struct sg_archive_plan *archive_plans(const struct sg_config *c, size_t *ret_n)
+{
+    struct sg_archive_plan *plans = sg_xcalloc(c->n_local_pools + 1, sizeof *plans);
+
+    *ret_n = c->n_local_pools + 1;
+    for (size_t i = 0; i < *ret_n; i++) {
+        const struct sg_config_pool *p = i == 0 ? &c->local_bwrap : &c->local_pools[i - 1];
+        plans[i] = (struct sg_archive_plan){.pool = p->pool.name,
+                                            .dirs = p->archive_enabled ? archive_dirs(p->archive_dirs) : 0,
+                                            .ttl_ms = p->archive_ttl_ms,
+                                            .max_per_slot = p->archive_max_per_slot,
+                                            .max_bytes = p->archive_max_bytes};
+    }
+    return plans;
+}
+
 static int build_service(struct app *a, struct sg_error *err)
 {
     const struct sg_config *c = a->cfg;
+    size_t n_plans;
+    sg_cleanup(sg_free_p) struct sg_archive_plan *plans = archive_plans(c, &n_plans);
     struct sg_service_config sc = {.lease_timeout_default_ms = c->leases.timeout_default_ms,
                                    .lease_timeout_max_ms = c->leases.timeout_max_ms,
                                    .lease_idle_timeout_ms = c->leases.idle_timeout_ms,
@@ -237,7 +266,13 @@ static int build_service(struct app *a, struct sg_error *err)
                                    .exec_memory_max = c->exec.memory_max,
                                    .exec_history_max = c->exec.history_bytes,
                                    .exec_history_ttl_ms = c->exec.history_ttl_ms,
-                                   .file_list_max = 10000};
+                                   .file_list_max = 10000,
+                                   .archives = {.state_dir = a->state_dir,
+                                                .plans = plans,
+                                                .n_plans = n_plans,
+                                                .snapshot_ttl_ms = c->snapshots.ttl_ms,
+                                                .snapshot_max_bytes = c->snapshots.max_bytes,
+                                                .snapshot_max_per_tenant = c->snapshots.max_per_tenant}};
     a->metrics = sg_metrics_new(sg_routes, sg_routes_count);
     struct sg_service_parts parts = {.exec_ended = sg_metrics_exec_ended,
                                      .exec_ended_arg = a->metrics,

@@ -87,6 +87,11 @@ struct sg_config {
         size_t history_bytes;
         int64_t history_ttl_ms;
     } exec;
+    struct {
+        int64_t ttl_ms;
+        int64_t max_bytes;      /* of one */
+        int64_t max_per_tenant;
+    } snapshots;
     struct sg_config_pool local_bwrap; /* the default pool, named "default" */
     uint32_t uid_base;                 /* of all local pools */
     struct sg_config_pool *local_pools; /* further ones */

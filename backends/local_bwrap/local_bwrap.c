@@ -328,7 +328,7 @@ int sg_local_bwrap_new(const struct sg_local_parts *parts, const struct sg_local
     l->base.ops = &local_ops;
     l->base.facts = (struct sg_driver_facts){
         .name = "local_bwrap",
-        .caps = (unsigned)SG_CAP_FILE_RW | (unsigned)SG_CAP_EXEC | (unsigned)SG_CAP_PUBLIC_URL,
+        .caps = (unsigned)SG_CAP_FILE_RW | (unsigned)SG_CAP_EXEC | (unsigned)SG_CAP_SNAPSHOT | (unsigned)SG_CAP_PUBLIC_URL,
         .free = true,
     };
     l->parts = *parts;

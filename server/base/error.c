@@ -51,6 +51,7 @@ static const struct {
     [SG_NO_BACKEND_SATISFIES_POLICY] = {"no_backend_satisfies_policy", 422, "No backend satisfies the policy"},
     [SG_POOL_MODE_MISMATCH] = {"pool_mode_mismatch", 422, "The local pool has another mode"},
     [SG_POOL_NOT_FOUND] = {"pool_not_found", 422, "No such pool"},
+    [SG_SNAPSHOT_NOT_FOUND] = {"snapshot_not_found", 422, "No such snapshot"},
     [SG_POOL_REFUSED] = {"pool_refused", 422, "The pool refuses the request"},
     [SG_NOT_SUPPORTED] = {"not_supported", 422, "The backend does not support this"},
     [SG_LIMIT_EXCEEDED] = {"limit_exceeded", 422, "Above a limit of this server"},

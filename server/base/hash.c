@@ -20,6 +20,38 @@ void sg_sha256_hex(const void *data, size_t len, char out[SG_SHA256_HEX])
     sg_hex(digest, sizeof digest, out);
 }
 
+/* An EVP_MD_CTX under another name. Hashing fails only for lack of memory at the start. */
+struct sg_sha256_stream *sg_sha256_begin(void)
+{
+    EVP_MD_CTX *c = EVP_MD_CTX_new();
+
+    if (c && EVP_DigestInit_ex(c, EVP_sha256(), NULL) == 1)
+        return (struct sg_sha256_stream *)(void *)c;
+    EVP_MD_CTX_free(c);
+    return NULL;
+}
+
+void sg_sha256_add(struct sg_sha256_stream *s, const void *data, size_t len)
+{
+    if (EVP_DigestUpdate((EVP_MD_CTX *)(void *)s, data, len) != 1)
+        abort();
+}
+
+void sg_sha256_end(struct sg_sha256_stream *s, char out[SG_SHA256_HEX])
+{
+    uint8_t digest[SG_SHA256_LEN];
+
+    if (EVP_DigestFinal_ex((EVP_MD_CTX *)(void *)s, digest, NULL) != 1)
+        abort();
+    sg_hex(digest, sizeof digest, out);
+}
+
+struct sg_sha256_stream *sg_sha256_free(struct sg_sha256_stream *s)
+{
+    EVP_MD_CTX_free((EVP_MD_CTX *)(void *)s);
+    return NULL;
+}
+
 void sg_hmac_sha256(const void *key, size_t key_len, const void *data, size_t len, uint8_t out[SG_SHA256_LEN])
 {
     if (key_len > INT32_MAX || HMAC(EVP_sha256(), key, (int)key_len, data, len, out, NULL) == NULL) {

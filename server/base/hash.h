@@ -9,6 +9,12 @@
 
 void sg_sha256(const void *data, size_t len, uint8_t out[SG_SHA256_LEN]);
 void sg_sha256_hex(const void *data, size_t len, char out[SG_SHA256_HEX]);
+/* The same for bytes that come piece by piece. One thread at a time. NULL: no memory. */
+struct sg_sha256_stream;
+struct sg_sha256_stream *sg_sha256_begin(void);
+void sg_sha256_add(struct sg_sha256_stream *s, const void *data, size_t len);
+void sg_sha256_end(struct sg_sha256_stream *s, char out[SG_SHA256_HEX]); /* once, after the last piece */
+struct sg_sha256_stream *sg_sha256_free(struct sg_sha256_stream *s);     /* NULL-safe, returns NULL */
 void sg_hmac_sha256(const void *key, size_t key_len, const void *data, size_t len, uint8_t out[SG_SHA256_LEN]);
 void sg_hex(const uint8_t *data, size_t len, char *out /* 2 * len + 1 */);
 /* Lower- or upper-case hex of exactly out_len bytes; false when malformed. */

@@ -97,7 +97,7 @@ static const struct conf_table token_table = {token_keys, SG_COUNT_OF(token_keys
     {.section = sec, .name = "archive_max_per_slot", .type = CONF_INT, AT(owner, prefix archive_max_per_slot), .def = "5", \
      RANGE(1, 100000), .help = "archives kept per slot"}, \
     {.section = sec, .name = "archive_max_bytes", .type = CONF_SIZE, AT(owner, prefix archive_max_bytes), .def = "256MiB", \
-     RANGE(1, 1024 * GIB), .help = "most bytes of one archive"}
+     RANGE(1, 1024 * GIB), .help = "most bytes of a pool's archives together, the oldest go first; one that alone has more is not kept"}
 
 static const struct conf_key pool_keys[] = {
     {.name = "name", .type = CONF_STRING, AT(struct sg_config_pool, pool.name), .required = true,
@@ -183,6 +183,13 @@ static const struct conf_key top_keys[] = {
      RANGE(KIB, GIB), .help = "output kept of detached and finished commands"},
     {.section = "exec", .name = "history_ttl", .type = CONF_DURATION, TOP(exec.history_ttl_ms), .def = "10m",
      RANGE(SECOND, DAY), .help = "how long it is kept"},
+
+    {.section = "snapshots", .name = "ttl", .type = CONF_DURATION, TOP(snapshots.ttl_ms), .def = "720h", RANGE(SECOND, 3650 * DAY),
+     .help = "how long snapshots are kept"},
+    {.section = "snapshots", .name = "max_bytes", .type = CONF_SIZE, TOP(snapshots.max_bytes), .def = "4GiB", RANGE(1, 1024 * GIB),
+     .help = "most bytes of one snapshot"},
+    {.section = "snapshots", .name = "max_per_tenant", .type = CONF_INT, TOP(snapshots.max_per_tenant), .def = "100", RANGE(0, 100000),
+     .help = "snapshots a tenant may have"},
 
     POOL_KEYS("local_bwrap", struct sg_config, local_bwrap.),
     {.section = "local_bwrap", .name = "uid_base", .type = CONF_INT, TOP(uid_base), .def = "200000",

@@ -40,6 +40,9 @@ struct create_call {
     struct sg_api *api;
     bool async;
     int64_t wait_ms;
+    const char *key; /* the request's */
+    struct sg_lease_request wanted;
+    struct sg_work work;
 };
 
 static char *render_lease(void *arg, const struct sg_lease *l)
@@ -166,6 +169,28 @@ static int wait_of(const struct sg_request *r, int64_t *ret_ms, struct sg_error 
     return 1;
 }
 
+static void create(struct create_call *c)
+{
+    struct sg_lease_request q = c->wanted;
+    struct sg_create_args args = {.who = sg_req_principal(c->r),
+                                  .request = &q,
+                                  .idempotency_key = c->key,
+                                  .async = c->async,
+                                  .wait_ms = c->wait_ms,
+                                  .cancel = sg_req_cancel(c->r),
+                                  .render = render_lease,
+                                  .done = created,
+                                  .arg = c};
+
+    sg_service_create(c->api->service, &args);
+    sg_lease_request_finish(&q);
+}
+
+static void create_on_worker(struct sg_work *w)
+{
+    create(sg_container_of(w, struct create_call, work));
+}
+
 void sg_route_lease_create(struct sg_request *r, void *app)
 {
     struct sg_api *api = app;
@@ -182,20 +207,22 @@ void sg_route_lease_create(struct sg_request *r, void *app)
         return;
     }
     struct create_call *c = sg_xcalloc(1, sizeof *c);
-    *c = (struct create_call){.r = sg_req_ref(r), .api = api, .async = waits > 0 || prefers_async(r), .wait_ms = wait_ms};
+    *c = (struct create_call){.r = sg_req_ref(r),
+                              .api = api,
+                              .async = waits > 0 || prefers_async(r),
+                              .wait_ms = wait_ms,
+                              .key = key,
+                              .wanted = q,
+                              .work.run = create_on_worker};
     if (prefers_async(r))
         sg_respond_header(r, "Preference-Applied", "respond-async");
-    struct sg_create_args args = {.who = sg_req_principal(r),
-                                  .request = &q,
-                                  .idempotency_key = key,
-                                  .async = c->async,
-                                  .wait_ms = wait_ms,
-                                  .cancel = sg_req_cancel(r),
-                                  .render = render_lease,
-                                  .done = created,
-                                  .arg = c};
-    sg_service_create(api->service, &args);
-    sg_lease_request_finish(&q);
+    if (!q.manifest.snapshot) {
+        create(c);
+    } else if (sg_workq_submit(sg_service_parts(api->service)->workq, &c->work, &err) < 0) {
+        created(c, NULL, &err);
+        sg_lease_request_finish(&q);
+        sg_error_clear(&err);
+    }
 }
 
 /* ---- list ---- */

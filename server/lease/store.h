@@ -18,6 +18,7 @@
 
 #include "base/log.h"
 #include "base/secret.h"
+#include "model/kept.h"
 #include "model/lease.h"
 #include "model/lease_event.h"
 
@@ -146,6 +147,23 @@ int sg_store_receipt(struct sg_store *s, const char *tenant, const char *id, cha
  * page, 0 when there is none; a page may be short before that. */
 int sg_store_audit(struct sg_store *s, const char *tenant, int64_t after, size_t limit, struct json_t **ret,
                    int64_t *ret_next, struct sg_error *err);
+
+/* ---- archives and snapshots: what is known of the files in which they are ---- */
+
+void sg_store_op_kept(struct sg_store_op *op, const struct sg_kept *k);
+void sg_store_op_not_kept(struct sg_store_op *op, const char *id);
+
+/* id: its id, or sha256: and its digest. tenant NULL: of anyone. SG_NOT_FOUND, also once it has expired. */
+int sg_store_kept(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, const char *id, struct sg_kept *ret,
+                  struct sg_error *err);
+/* One page, newest first, without expired ones: up to limit (1..1000) rows into ret, *ret_n of them; after: the last id of the page
+ * before, or NULL. */
+int sg_store_kept_page(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, const char *after, size_t limit,
+                       struct sg_kept *ret, size_t *ret_n, struct sg_error *err);
+/* How many rows of a kind a tenant has. */
+int sg_store_kept_count(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, size_t *ret, struct sg_error *err);
+/* Every row of both kinds, newest first, expired ones too: *ret (caller frees), at most max. */
+int sg_store_kept_all(struct sg_store *s, size_t max, struct sg_kept **ret, size_t *ret_n, struct sg_error *err);
 
 /* ---- figures for /metrics ---- */
 

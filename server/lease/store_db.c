@@ -28,6 +28,8 @@ static const char *const migrations[] = {
     "CREATE TABLE probe(id INTEGER PRIMARY KEY CHECK(id = 1), n INTEGER NOT NULL);",
     /* 2 */
     "ALTER TABLE leases ADD COLUMN events TEXT;",
+    /* 3 */
+    sg_store_kept_schema,
 };
 
 static const char *const write_sql[SG_STMT_COUNT] = {
@@ -60,6 +62,8 @@ static const char *const write_sql[SG_STMT_COUNT] = {
         "SELECT id, tenant, idempotency_key FROM leases WHERE ended_us > 0 AND ended_us < ?1"
         " ORDER BY ended_us LIMIT 200",
     [SG_STMT_PRUNE_LEASE] = "DELETE FROM leases WHERE id=?1",
+    [SG_STMT_KEPT] = sg_store_kept_insert,
+    [SG_STMT_NOT_KEPT] = "DELETE FROM kept WHERE id=?1",
     [SG_STMT_PROBE] = "INSERT INTO probe(id, n) VALUES(1, 1) ON CONFLICT(id) DO UPDATE SET n = n + 1",
 };
 
@@ -84,6 +88,10 @@ static const char *const read_sql[SG_READ_COUNT] = {
     [SG_READ_RECEIPT] = "SELECT body FROM receipts WHERE id=?1",
     [SG_READ_RECEIPT_OWNER] = "SELECT r.body FROM receipts r JOIN receipt_owners o ON o.receipt_id=r.id"
                               " WHERE r.id=?1 AND o.tenant=?2",
+    [SG_READ_KEPT] = sg_store_kept_one,
+    [SG_READ_KEPT_PAGE] = sg_store_kept_page_sql,
+    [SG_READ_KEPT_ALL] = sg_store_kept_all_sql,
+    [SG_READ_KEPT_COUNT] = sg_store_kept_count_sql,
     [SG_READ_AUDIT] =
         "SELECT seq, time_us, kind, tenant, lease_id, receipt_id, payload, mac FROM audit WHERE seq>?1"
         " ORDER BY seq",

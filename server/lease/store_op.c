@@ -34,7 +34,7 @@ struct sg_store_op *sg_store_op_free(struct sg_store_op *op)
     return NULL;
 }
 
-static struct sg_row *add_row(struct sg_store_op *op, enum sg_row_kind kind)
+struct sg_row *sg_store_op_row(struct sg_store_op *op, enum sg_row_kind kind)
 {
     struct sg_row *r = sg_xcalloc(1, sizeof *r);
     r->kind = kind;
@@ -43,17 +43,16 @@ static struct sg_row *add_row(struct sg_store_op *op, enum sg_row_kind kind)
     return r;
 }
 
-/* NULL and "" both become NULL in the row. */
-static void set_text(struct sg_store_op *op, struct sg_row *r, int i, const char *s)
+void sg_store_op_text(struct sg_store_op *op, struct sg_row *r, int i, const char *text)
 {
-    if (s == NULL || s[0] == '\0') {
+    if (text == NULL || text[0] == '\0') {
         return;
     }
-    if (strlen(s) > SG_STORE_BODY_MAX) {
+    if (strlen(text) > SG_STORE_BODY_MAX) {
         op->too_large = true;
         return;
     }
-    r->text[i] = strdup(s);
+    r->text[i] = strdup(text);
     op->no_memory = op->no_memory || r->text[i] == NULL;
 }
 
@@ -69,8 +68,8 @@ static void set_json(struct sg_store_op *op, struct sg_row *r, int i, json_t *v)
 
 static void set_standing(struct sg_store_op *op, struct sg_row *r, const struct sg_lease *l)
 {
-    set_text(op, r, SG_L_ID, l->id);
-    set_text(op, r, SG_L_REASON, l->reason);
+    sg_store_op_text(op, r, SG_L_ID, l->id);
+    sg_store_op_text(op, r, SG_L_REASON, l->reason);
     r->num[SG_L_STATE] = l->state;
     r->num[SG_L_EXPIRES] = l->expires_us;
     r->num[SG_L_ENDED] = l->ended_us;
@@ -78,55 +77,55 @@ static void set_standing(struct sg_store_op *op, struct sg_row *r, const struct 
 
 void sg_store_op_lease(struct sg_store_op *op, const struct sg_lease *l)
 {
-    struct sg_row *r = add_row(op, SG_ROW_LEASE);
+    struct sg_row *r = sg_store_op_row(op, SG_ROW_LEASE);
     set_standing(op, r, l);
-    set_text(op, r, SG_L_TENANT, l->terms->tenant);
-    set_text(op, r, SG_L_TRAJECTORY, l->terms->trajectory_id);
-    set_text(op, r, SG_L_KEY, l->terms->idempotency_key);
-    set_text(op, r, SG_L_PROVIDER, l->provider);
-    set_text(op, r, SG_L_SANDBOX, l->sandbox_id);
+    sg_store_op_text(op, r, SG_L_TENANT, l->terms->tenant);
+    sg_store_op_text(op, r, SG_L_TRAJECTORY, l->terms->trajectory_id);
+    sg_store_op_text(op, r, SG_L_KEY, l->terms->idempotency_key);
+    sg_store_op_text(op, r, SG_L_PROVIDER, l->provider);
+    sg_store_op_text(op, r, SG_L_SANDBOX, l->sandbox_id);
     if (l->metadata != NULL) {
         set_json(op, r, SG_L_METADATA, sg_json_ref(l->metadata));
     }
     set_json(op, r, SG_L_TERMS, sg_lease_terms_json(l->terms));
-    set_text(op, r, SG_L_RECEIPT, l->receipt_id);
+    sg_store_op_text(op, r, SG_L_RECEIPT, l->receipt_id);
     r->num[SG_L_CAPS] = l->caps;
     r->num[SG_L_CREATED] = l->created_us;
 }
 
 void sg_store_op_lease_state(struct sg_store_op *op, const struct sg_lease *l)
 {
-    set_standing(op, add_row(op, SG_ROW_LEASE_STATE), l);
+    set_standing(op, sg_store_op_row(op, SG_ROW_LEASE_STATE), l);
 }
 
 void sg_store_op_events(struct sg_store_op *op, const char *lease_id, const struct sg_lease_events *l)
 {
-    struct sg_row *r = add_row(op, SG_ROW_EVENTS);
-    set_text(op, r, SG_V_LEASE, lease_id);
+    struct sg_row *r = sg_store_op_row(op, SG_ROW_EVENTS);
+    sg_store_op_text(op, r, SG_V_LEASE, lease_id);
     r->text[SG_V_TEXT] = sg_lease_events_dump(l);
     op->no_memory = op->no_memory || r->text[SG_V_TEXT] == NULL;
 }
 
 void sg_store_op_receipt(struct sg_store_op *op, const char *tenant, const char *receipt_id, const char *body)
 {
-    struct sg_row *r = add_row(op, SG_ROW_RECEIPT);
+    struct sg_row *r = sg_store_op_row(op, SG_ROW_RECEIPT);
     char digest[SG_SHA256_HEX];
     sg_sha256_hex(body, strlen(body), digest);
-    set_text(op, r, SG_R_ID, receipt_id);
-    set_text(op, r, SG_R_TENANT, tenant);
-    set_text(op, r, SG_R_BODY, body);
+    sg_store_op_text(op, r, SG_R_ID, receipt_id);
+    sg_store_op_text(op, r, SG_R_TENANT, tenant);
+    sg_store_op_text(op, r, SG_R_BODY, body);
     set_json(op, r, SG_R_PAYLOAD, json_pack("{s:s}", "sha256", digest));
 }
 
 void sg_store_op_audit(struct sg_store_op *op, const char *event, const char *tenant, const char *lease_id,
                        const struct json_t *detail)
 {
-    struct sg_row *r = add_row(op, SG_ROW_AUDIT);
-    set_text(op, r, SG_A_KIND, event);
-    set_text(op, r, SG_A_TENANT, tenant);
-    set_text(op, r, SG_A_LEASE, lease_id);
+    struct sg_row *r = sg_store_op_row(op, SG_ROW_AUDIT);
+    sg_store_op_text(op, r, SG_A_KIND, event);
+    sg_store_op_text(op, r, SG_A_TENANT, tenant);
+    sg_store_op_text(op, r, SG_A_LEASE, lease_id);
     if (detail == NULL) {
-        set_text(op, r, SG_A_PAYLOAD, "{}");
+        sg_store_op_text(op, r, SG_A_PAYLOAD, "{}");
         return;
     }
     size_t len = 0;
@@ -138,20 +137,20 @@ void sg_store_op_audit(struct sg_store_op *op, const char *event, const char *te
 void sg_store_op_answer(struct sg_store_op *op, const char *tenant, const char *key, const char *request_hash,
                         const char *lease_id, int status, const char *body)
 {
-    struct sg_row *r = add_row(op, SG_ROW_ANSWER);
-    set_text(op, r, SG_K_TENANT, tenant);
-    set_text(op, r, SG_K_KEY, key);
-    set_text(op, r, SG_K_HASH, request_hash);
-    set_text(op, r, SG_K_LEASE, lease_id);
-    set_text(op, r, SG_K_BODY, body);
+    struct sg_row *r = sg_store_op_row(op, SG_ROW_ANSWER);
+    sg_store_op_text(op, r, SG_K_TENANT, tenant);
+    sg_store_op_text(op, r, SG_K_KEY, key);
+    sg_store_op_text(op, r, SG_K_HASH, request_hash);
+    sg_store_op_text(op, r, SG_K_LEASE, lease_id);
+    sg_store_op_text(op, r, SG_K_BODY, body);
     r->num[0] = status;
     r->num[1] = sg_wall_us();
 }
 
 void sg_store_op_no_answer(struct sg_store_op *op, const char *tenant, const char *key, const char *lease_id)
 {
-    struct sg_row *r = add_row(op, SG_ROW_NO_ANSWER);
-    set_text(op, r, SG_K_TENANT, tenant);
-    set_text(op, r, SG_K_KEY, key);
-    set_text(op, r, SG_K_LEASE, lease_id);
+    struct sg_row *r = sg_store_op_row(op, SG_ROW_NO_ANSWER);
+    sg_store_op_text(op, r, SG_K_TENANT, tenant);
+    sg_store_op_text(op, r, SG_K_KEY, key);
+    sg_store_op_text(op, r, SG_K_LEASE, lease_id);
 }

@@ -33,11 +33,13 @@ enum sg_row_kind {
     SG_ROW_RECEIPT,
     SG_ROW_AUDIT,
     SG_ROW_ANSWER,
-    SG_ROW_NO_ANSWER
+    SG_ROW_NO_ANSWER,
+    SG_ROW_KEPT,
+    SG_ROW_NOT_KEPT
 };
 
 #define SG_ROW_TEXTS 11
-#define SG_ROW_INTS 5
+#define SG_ROW_INTS 6
 
 /* One row to write: what the texts and integers mean is up to the kind (store_op.c and store_write.c). */
 struct sg_row {
@@ -75,6 +77,8 @@ enum sg_stmt {
     SG_STMT_PRUNE_FIND,
     SG_STMT_PRUNE_LEASE,
     SG_STMT_PROBE,
+    SG_STMT_KEPT,
+    SG_STMT_NOT_KEPT,
     SG_STMT_COUNT
 };
 
@@ -89,6 +93,10 @@ enum sg_read_stmt {
     SG_READ_RECEIPT,
     SG_READ_RECEIPT_OWNER,
     SG_READ_AUDIT,
+    SG_READ_KEPT,
+    SG_READ_KEPT_PAGE,
+    SG_READ_KEPT_ALL,
+    SG_READ_KEPT_COUNT,
     SG_READ_COUNT
 };
 
@@ -180,6 +188,20 @@ void sg_store_head_set(struct sg_store *s, const struct sg_audit_head *latest,
 int sg_store_audit_append(struct sg_store *s, struct sg_audit_head *head, struct sg_audit_record *r,
                           struct sg_error *err);
 
+/* ---- store_kept.c ---- */
+
+int sg_store_write_kept(struct sg_store *s, const struct sg_row *r);
+int sg_store_write_not_kept(struct sg_store *s, const struct sg_row *r);
+extern const char sg_store_kept_schema[], sg_store_kept_insert[], sg_store_kept_one[],
+    sg_store_kept_page_sql[], sg_store_kept_all_sql[], sg_store_kept_count_sql[];
+
+/* Runs a statement that gives no rows. */
+int sg_store_run(struct sg_store *s, enum sg_stmt which);
+void sg_store_bind_text(sqlite3_stmt *st, int i, const char *text); /* NULL: null */
+/* Row of an op; NULL and "" texts both become NULL in it. */
+struct sg_row *sg_store_op_row(struct sg_store_op *op, enum sg_row_kind kind);
+void sg_store_op_text(struct sg_store_op *op, struct sg_row *r, int i, const char *text);
+
 /* ---- store_keys.c ---- */
 
 /* flock on DIR/lock. */
@@ -204,6 +226,8 @@ enum { SG_L_STATE, SG_L_CAPS, SG_L_CREATED, SG_L_EXPIRES, SG_L_ENDED };
 enum { SG_V_LEASE, SG_V_TEXT };
 enum { SG_R_ID, SG_R_TENANT, SG_R_BODY, SG_R_PAYLOAD };
 enum { SG_A_KIND, SG_A_TENANT, SG_A_LEASE, SG_A_PAYLOAD };
+enum { SG_Q_ID, SG_Q_TENANT, SG_Q_LEASE, SG_Q_TRAJECTORY, SG_Q_PROVIDER, SG_Q_POOL, SG_Q_SANDBOX, SG_Q_SLOT, SG_Q_REASON, SG_Q_SHA256 };
+enum { SG_Q_KIND, SG_Q_DIRS, SG_Q_GENERATION, SG_Q_BYTES, SG_Q_CREATED, SG_Q_EXPIRES };
 enum { SG_K_TENANT, SG_K_KEY, SG_K_HASH, SG_K_LEASE, SG_K_BODY };
 
 #endif

@@ -3,17 +3,16 @@
 #include "base/secret.h"
 #include "lease/store_priv.h"
 
-static void bind_text(sqlite3_stmt *st, int i, const char *s)
+void sg_store_bind_text(sqlite3_stmt *st, int i, const char *text)
 {
-    if (s == NULL) {
+    if (text == NULL) {
         sqlite3_bind_null(st, i);
     } else {
-        sqlite3_bind_text(st, i, s, -1, SQLITE_STATIC);
+        sqlite3_bind_text(st, i, text, -1, SQLITE_STATIC);
     }
 }
 
-/* Runs a statement that gives no rows. */
-static int run(struct sg_store *s, enum sg_stmt which)
+int sg_store_run(struct sg_store *s, enum sg_stmt which)
 {
     sqlite3_stmt *st = s->stmts[which];
     int rc = sqlite3_step(st);
@@ -33,66 +32,66 @@ int sg_store_audit_append(struct sg_store *s, struct sg_audit_head *head, struct
     sqlite3_stmt *st = s->stmts[SG_STMT_AUDIT];
     sqlite3_bind_int64(st, 1, r->seq);
     sqlite3_bind_int64(st, 2, r->time_us);
-    bind_text(st, 3, r->kind);
-    bind_text(st, 4, r->tenant);
-    bind_text(st, 5, r->lease_id);
-    bind_text(st, 6, r->receipt_id);
-    bind_text(st, 7, r->payload);
+    sg_store_bind_text(st, 3, r->kind);
+    sg_store_bind_text(st, 4, r->tenant);
+    sg_store_bind_text(st, 5, r->lease_id);
+    sg_store_bind_text(st, 6, r->receipt_id);
+    sg_store_bind_text(st, 7, r->payload);
     sqlite3_bind_blob(st, 8, r->mac, SG_SHA256_LEN, SQLITE_STATIC);
-    return run(s, SG_STMT_AUDIT);
+    return sg_store_run(s, SG_STMT_AUDIT);
 }
 
 static int write_lease(struct sg_store *s, const struct sg_row *r)
 {
     sqlite3_stmt *st = s->stmts[SG_STMT_LEASE];
-    bind_text(st, 1, r->text[SG_L_ID]);
-    bind_text(st, 2, r->text[SG_L_TENANT]);
-    bind_text(st, 3, r->text[SG_L_TRAJECTORY]);
-    bind_text(st, 4, r->text[SG_L_KEY]);
-    bind_text(st, 5, r->text[SG_L_PROVIDER]);
-    bind_text(st, 6, r->text[SG_L_SANDBOX]);
+    sg_store_bind_text(st, 1, r->text[SG_L_ID]);
+    sg_store_bind_text(st, 2, r->text[SG_L_TENANT]);
+    sg_store_bind_text(st, 3, r->text[SG_L_TRAJECTORY]);
+    sg_store_bind_text(st, 4, r->text[SG_L_KEY]);
+    sg_store_bind_text(st, 5, r->text[SG_L_PROVIDER]);
+    sg_store_bind_text(st, 6, r->text[SG_L_SANDBOX]);
     sqlite3_bind_int64(st, 7, r->num[SG_L_STATE]);
-    bind_text(st, 8, r->text[SG_L_REASON]);
+    sg_store_bind_text(st, 8, r->text[SG_L_REASON]);
     sqlite3_bind_int64(st, 9, r->num[SG_L_CAPS]);
-    bind_text(st, 10, r->text[SG_L_METADATA]);
-    bind_text(st, 11, r->text[SG_L_TERMS]);
-    bind_text(st, 12, r->text[SG_L_RECEIPT]);
+    sg_store_bind_text(st, 10, r->text[SG_L_METADATA]);
+    sg_store_bind_text(st, 11, r->text[SG_L_TERMS]);
+    sg_store_bind_text(st, 12, r->text[SG_L_RECEIPT]);
     sqlite3_bind_int64(st, 13, r->num[SG_L_CREATED]);
     sqlite3_bind_int64(st, 14, r->num[SG_L_EXPIRES]);
     sqlite3_bind_int64(st, 15, r->num[SG_L_ENDED]);
-    return run(s, SG_STMT_LEASE);
+    return sg_store_run(s, SG_STMT_LEASE);
 }
 
 static int write_lease_state(struct sg_store *s, const struct sg_row *r)
 {
     sqlite3_stmt *st = s->stmts[SG_STMT_LEASE_STATE];
-    bind_text(st, 1, r->text[SG_L_ID]);
+    sg_store_bind_text(st, 1, r->text[SG_L_ID]);
     sqlite3_bind_int64(st, 2, r->num[SG_L_STATE]);
-    bind_text(st, 3, r->text[SG_L_REASON]);
+    sg_store_bind_text(st, 3, r->text[SG_L_REASON]);
     sqlite3_bind_int64(st, 4, r->num[SG_L_EXPIRES]);
     sqlite3_bind_int64(st, 5, r->num[SG_L_ENDED]);
-    return run(s, SG_STMT_LEASE_STATE);
+    return sg_store_run(s, SG_STMT_LEASE_STATE);
 }
 
 static int write_events(struct sg_store *s, const struct sg_row *r)
 {
     sqlite3_stmt *st = s->stmts[SG_STMT_EVENTS];
-    bind_text(st, 1, r->text[SG_V_LEASE]);
-    bind_text(st, 2, r->text[SG_V_TEXT]);
-    return run(s, SG_STMT_EVENTS);
+    sg_store_bind_text(st, 1, r->text[SG_V_LEASE]);
+    sg_store_bind_text(st, 2, r->text[SG_V_TEXT]);
+    return sg_store_run(s, SG_STMT_EVENTS);
 }
 
 static int write_receipt(struct sg_store *s, const struct sg_row *r, struct sg_audit_head *head)
 {
     sqlite3_stmt *st = s->stmts[SG_STMT_RECEIPT];
-    bind_text(st, 1, r->text[SG_R_ID]);
-    bind_text(st, 2, r->text[SG_R_BODY]);
-    int rc = run(s, SG_STMT_RECEIPT);
+    sg_store_bind_text(st, 1, r->text[SG_R_ID]);
+    sg_store_bind_text(st, 2, r->text[SG_R_BODY]);
+    int rc = sg_store_run(s, SG_STMT_RECEIPT);
     if (rc == SQLITE_OK) {
         st = s->stmts[SG_STMT_RECEIPT_OWNER];
-        bind_text(st, 1, r->text[SG_R_ID]);
-        bind_text(st, 2, r->text[SG_R_TENANT]);
-        rc = run(s, SG_STMT_RECEIPT_OWNER);
+        sg_store_bind_text(st, 1, r->text[SG_R_ID]);
+        sg_store_bind_text(st, 2, r->text[SG_R_TENANT]);
+        rc = sg_store_run(s, SG_STMT_RECEIPT_OWNER);
     }
     if (rc != SQLITE_OK) {
         return rc;
@@ -107,23 +106,23 @@ static int write_receipt(struct sg_store *s, const struct sg_row *r, struct sg_a
 static int write_answer(struct sg_store *s, const struct sg_row *r)
 {
     sqlite3_stmt *st = s->stmts[SG_STMT_ANSWER];
-    bind_text(st, 1, r->text[SG_K_TENANT]);
-    bind_text(st, 2, r->text[SG_K_KEY]);
-    bind_text(st, 3, r->text[SG_K_HASH]);
-    bind_text(st, 4, r->text[SG_K_LEASE]);
+    sg_store_bind_text(st, 1, r->text[SG_K_TENANT]);
+    sg_store_bind_text(st, 2, r->text[SG_K_KEY]);
+    sg_store_bind_text(st, 3, r->text[SG_K_HASH]);
+    sg_store_bind_text(st, 4, r->text[SG_K_LEASE]);
     sqlite3_bind_int64(st, 5, r->num[0]);
-    bind_text(st, 6, r->text[SG_K_BODY]);
+    sg_store_bind_text(st, 6, r->text[SG_K_BODY]);
     sqlite3_bind_int64(st, 7, r->num[1]);
-    return run(s, SG_STMT_ANSWER);
+    return sg_store_run(s, SG_STMT_ANSWER);
 }
 
 static int forget_answer(struct sg_store *s, const char *tenant, const char *key, const char *lease_id)
 {
     sqlite3_stmt *st = s->stmts[SG_STMT_NO_ANSWER];
-    bind_text(st, 1, tenant);
-    bind_text(st, 2, key);
-    bind_text(st, 3, lease_id);
-    return run(s, SG_STMT_NO_ANSWER);
+    sg_store_bind_text(st, 1, tenant);
+    sg_store_bind_text(st, 2, key);
+    sg_store_bind_text(st, 3, lease_id);
+    return sg_store_run(s, SG_STMT_NO_ANSWER);
 }
 
 static int write_row(struct sg_store *s, const struct sg_row *r, struct sg_audit_head *head)
@@ -141,6 +140,10 @@ static int write_row(struct sg_store *s, const struct sg_row *r, struct sg_audit
         return write_answer(s, r);
     case SG_ROW_NO_ANSWER:
         return forget_answer(s, r->text[SG_K_TENANT], r->text[SG_K_KEY], r->text[SG_K_LEASE]);
+    case SG_ROW_KEPT:
+        return sg_store_write_kept(s, r);
+    case SG_ROW_NOT_KEPT:
+        return sg_store_write_not_kept(s, r);
     case SG_ROW_AUDIT:
         break;
     }
@@ -170,7 +173,7 @@ static bool own_fault(int rc)
 static int write_op(struct sg_store *s, struct sg_store_op *op, struct sg_audit_head *head)
 {
     const struct sg_audit_head before = *head;
-    int rc = run(s, SG_STMT_SAVE);
+    int rc = sg_store_run(s, SG_STMT_SAVE);
     for (struct sg_row *r = op->rows; r != NULL && rc == SQLITE_OK; r = r->next) {
         rc = write_row(s, r, head);
     }
@@ -178,9 +181,9 @@ static int write_op(struct sg_store *s, struct sg_store_op *op, struct sg_audit_
         op->failed = true;
         (void)sg_error_set(&op->err, SG_INTERNAL, "the store refused a row: %s", sqlite3_errmsg(s->writer));
         *head = before;
-        rc = run(s, SG_STMT_SAVE_ROLLBACK);
+        rc = sg_store_run(s, SG_STMT_SAVE_ROLLBACK);
     }
-    return rc == SQLITE_OK ? run(s, SG_STMT_SAVE_RELEASE) : rc;
+    return rc == SQLITE_OK ? sg_store_run(s, SG_STMT_SAVE_RELEASE) : rc;
 }
 
 static int set_sync(struct sg_store *s, bool full)
@@ -199,18 +202,18 @@ int sg_store_commit(struct sg_store *s, struct sg_store_op *ops, bool durable, s
     struct sg_audit_head head = s->head;
     int rc = set_sync(s, durable);
     if (rc == SQLITE_OK) {
-        rc = run(s, SG_STMT_BEGIN);
+        rc = sg_store_run(s, SG_STMT_BEGIN);
     }
     for (struct sg_store_op *op = ops; op != NULL && rc == SQLITE_OK; op = op->next) {
         rc = write_op(s, op, &head);
     }
     if (rc == SQLITE_OK) {
-        rc = run(s, SG_STMT_COMMIT);
+        rc = sg_store_run(s, SG_STMT_COMMIT);
     }
     if (rc != SQLITE_OK) {
         sg_db_error(err, s->writer, rc, "write");
         if (sqlite3_get_autocommit(s->writer) == 0) {
-            (void)run(s, SG_STMT_ROLLBACK);
+            (void)sg_store_run(s, SG_STMT_ROLLBACK);
         }
         for (struct sg_store_op *op = ops; op != NULL; op = op->next) {
             op->failed = false; /* the next attempt decides anew */
@@ -246,8 +249,8 @@ static int prune_some(struct sg_store *s, int64_t cut_us, bool *ret_more)
     rc = rc == SQLITE_DONE || rc == SQLITE_ROW ? SQLITE_OK : rc;
     for (size_t i = 0; i < n; i++) {
         if (rc == SQLITE_OK) {
-            bind_text(s->stmts[SG_STMT_PRUNE_LEASE], 1, rows[i].id);
-            rc = run(s, SG_STMT_PRUNE_LEASE);
+            sg_store_bind_text(s->stmts[SG_STMT_PRUNE_LEASE], 1, rows[i].id);
+            rc = sg_store_run(s, SG_STMT_PRUNE_LEASE);
         }
         if (rc == SQLITE_OK && rows[i].key != NULL) {
             rc = forget_answer(s, rows[i].tenant, rows[i].key, rows[i].id);
@@ -265,20 +268,20 @@ int sg_store_prune(struct sg_store *s, bool *ret_more, struct sg_error *err)
     *ret_more = false;
     int rc = set_sync(s, false);
     if (rc == SQLITE_OK) {
-        rc = run(s, SG_STMT_BEGIN);
+        rc = sg_store_run(s, SG_STMT_BEGIN);
     }
     if (rc == SQLITE_OK) {
         rc = prune_some(s, cut_us, ret_more);
     }
     if (rc == SQLITE_OK) {
-        rc = run(s, SG_STMT_COMMIT);
+        rc = sg_store_run(s, SG_STMT_COMMIT);
     }
     if (rc == SQLITE_OK) {
         return 0;
     }
     sg_db_error(err, s->writer, rc, "drop old leases");
     if (sqlite3_get_autocommit(s->writer) == 0) {
-        (void)run(s, SG_STMT_ROLLBACK);
+        (void)sg_store_run(s, SG_STMT_ROLLBACK);
     }
     return -1;
 }
@@ -287,7 +290,7 @@ int sg_store_probe(struct sg_store *s, struct sg_error *err)
 {
     int rc = set_sync(s, true);
     if (rc == SQLITE_OK) {
-        rc = run(s, SG_STMT_PROBE);
+        rc = sg_store_run(s, SG_STMT_PROBE);
     }
     return rc == SQLITE_OK ? 0 : sg_db_error(err, s->writer, rc, "write");
 }

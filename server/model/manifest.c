@@ -11,6 +11,7 @@
 #define FILE_BYTES_MAX (64U * 1024U * 1024U)
 #define PATH_BYTES_MAX 4095U
 #define REF_BYTES_MAX 255U
+#define SNAPSHOT_BYTES_MAX 128U
 
 /* ---- names ---- */
 
@@ -185,8 +186,13 @@ int sg_manifest_parse(const json_t *v, struct sg_manifest *ret, struct sg_env *e
     ret->root = has ? sg_xstrdup(root) : NULL;
     if (sg_json_any(&r, "env", &member) && sg_env_parse(member, "manifest.env", env, err) < 0)
         return -1;
-    if (sg_json_any(&r, "snapshot", &member))
-        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.snapshot", "manifest.snapshot is not available on this server yet");
+    const char *snapshot;
+    int has_snapshot = sg_json_str(&r, "snapshot", &snapshot, err);
+    if (has_snapshot < 0)
+        return -1;
+    if (has_snapshot && (snapshot[0] == '\0' || strlen(snapshot) > SNAPSHOT_BYTES_MAX))
+        return sg_error_field(err, SG_INVALID_REQUEST, "manifest.snapshot", "must be the id of a snapshot, or its digest");
+    ret->snapshot = has_snapshot ? sg_xstrdup(snapshot) : NULL;
     if (parse_repo(&r, ret, err) < 0 || parse_files(&r, ret, err) < 0)
         return -1;
     return sg_json_end(&r, err);
@@ -195,6 +201,7 @@ int sg_manifest_parse(const json_t *v, struct sg_manifest *ret, struct sg_env *e
 void sg_manifest_finish(struct sg_manifest *m)
 {
     free(m->root);
+    free(m->snapshot);
     free(m->repo_name);
     free(m->repo_url);
     free(m->repo_ref);

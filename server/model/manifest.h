@@ -19,6 +19,7 @@ struct sg_manifest_file {
 /* Owns everything it points to. */
 struct sg_manifest {
     char *root; /* absolute, without "." and ".."; NULL: not given */
+    char *snapshot; /* NULL: not given */
     char *repo_name;
     char *repo_url;
     char *repo_ref; /* NULL: not given */

@@ -434,6 +434,19 @@ int sg_candidates_add(struct sg_candidates *l, const char *name, unsigned caps, 
     return 0;
 }
 
+void sg_candidates_keep(struct sg_candidates *l, const char *name)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < l->n; i++) {
+        if (sg_streq(l->v[i].name, name))
+            l->v[n++] = l->v[i];
+        else
+            sg_names_finish(&l->v[i].credentials);
+    }
+    l->n = n;
+}
+
 void sg_candidates_finish(struct sg_candidates *l)
 {
     for (size_t i = 0; i < l->n; i++)

@@ -89,6 +89,8 @@ int sg_candidates_parse(json_t *v, const char *path, struct sg_candidates *ret, 
  * SG_LIMIT_EXCEEDED above SG_CANDIDATES_MAX, SG_INVALID_REQUEST for a bad or repeated name. */
 int sg_candidates_add(struct sg_candidates *l, const char *name, unsigned caps, bool free,
                       const char *const *credentials, struct sg_error *err);
+/* Drops all but the one of that name. */
+void sg_candidates_keep(struct sg_candidates *l, const char *name);
 void sg_candidates_finish(struct sg_candidates *l);
 
 /* What a token may see of the server: *cands gets the backends it may use (its `backends`; free ones only

@@ -7,9 +7,11 @@
 #include "service/service_priv.h"
 
 #include "base/clock.h"
+#include "base/fd.h"
 #include "select/decide.h"
 #include "select/receipt.h"
 #include "service/healthy.h"
+#include "service/restore.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -27,6 +29,8 @@ struct creation {
     struct sg_driver *driver;
     struct sg_entry *entry;
     struct sg_sandbox *sandbox;
+    struct sg_kept snapshot; /* to be restored, */
+    int snapshot_fd;         /* or -1 */
     int64_t max_leases;
     bool async;
     int64_t wait_ms;
@@ -52,6 +56,7 @@ static void creation_unref(struct creation *c)
     sg_sandbox_unref(c->sandbox);
     sg_entry_unref(c->entry);
     sg_error_clear(&c->why);
+    sg_close(c->snapshot_fd);
     free(c);
 }
 
@@ -288,6 +293,35 @@ static void apply_manifest(struct creation *c)
     sg_manifest_apply(&args);
 }
 
+/* ---- the snapshot, before the rest of the manifest ---- */
+
+static void snapshot_restored(void *arg, const struct sg_error *err)
+{
+    struct creation *c = arg;
+
+    c->snapshot_fd = sg_close(c->snapshot_fd);
+    if (err)
+        manifest_applied(c, err);
+    else
+        apply_manifest(c);
+}
+
+static void restore_snapshot(struct creation *c)
+{
+    struct sg_restore_args args = {.sb = c->sandbox,
+                                   .snapshot = &c->snapshot,
+                                   .fd = c->snapshot_fd,
+                                   .cancel = sg_entry_cancel(c->entry),
+                                   .workq = c->s->parts.workq,
+                                   .done = snapshot_restored,
+                                   .arg = c};
+
+    if (c->snapshot_fd >= 0)
+        sg_restore(&args);
+    else
+        apply_manifest(c);
+}
+
 /* Whose fault it was, unless the driver has said more about it. */
 static void name_provider(struct creation *c)
 {
@@ -309,7 +343,7 @@ static void sandbox_created(void *arg, struct sg_sandbox *sb, const struct sg_er
     }
     c->sandbox = sb;
     sg_service_watch_sandbox(c->s, c->entry, sb);
-    apply_manifest(c);
+    restore_snapshot(c);
 }
 
 static struct sg_sandbox_spec sandbox_spec(const struct creation *c)
@@ -529,12 +563,25 @@ static int decide(struct creation *c, const struct sg_principal *who, struct sg_
     int rc = sg_policy_parse(c->request.policy, "policy", &policy, err);
     if (rc == 0)
         rc = sg_selection_cut(who, &c->s->candidates, &c->s->environment, &cands, &env, err);
+    if (rc == 0 && c->snapshot_fd >= 0)
+        sg_candidates_keep(&cands, c->snapshot.provider); /* it can be restored nowhere else */
     if (rc == 0)
         rc = sg_decide(&policy, &env, &cands, &ctx, &c->decision, err);
     sg_policy_finish(&policy);
     sg_candidates_finish(&cands);
     sg_environment_finish(&env);
     return rc;
+}
+
+static int find_snapshot(struct creation *c, const struct sg_principal *who, struct sg_error *err)
+{
+    const char *id = c->request.manifest.snapshot;
+
+    if (!id || sg_service_kept_open(c->s, who, SG_KEPT_SNAPSHOT, id, &c->snapshot, &c->snapshot_fd, err) == 0)
+        return 0;
+    if (err && err->code == SG_NOT_FOUND)
+        return sg_error_field(err, SG_SNAPSHOT_NOT_FOUND, "manifest.snapshot", "there is no such snapshot");
+    return -1;
 }
 
 /* 0: go on; 1: refused with a receipt to seal, c->why filled; -1: c->why filled, nothing to seal. */
@@ -544,7 +591,8 @@ static int plan(struct creation *c, const struct sg_principal *who, const char *
         sg_error_set(&c->why, SG_SHUTTING_DOWN, "the server is shutting down and takes no new leases");
         return sg_error_retry_after(&c->why, 5);
     }
-    if (sg_store_check(c->s->parts.store, &c->why) < 0 || fill_terms(c, who, key, &c->why) < 0 || decide(c, who, &c->why) < 0)
+    if (sg_store_check(c->s->parts.store, &c->why) < 0 || fill_terms(c, who, key, &c->why) < 0 ||
+        find_snapshot(c, who, &c->why) < 0 || decide(c, who, &c->why) < 0)
         return -1;
     if (c->decision.code != SG_OK) {
         sg_decision_refusal(&c->decision, &c->why);
@@ -560,6 +608,7 @@ static int plan(struct creation *c, const struct sg_principal *who, const char *
 static void take_args(struct creation *c, struct sg_service *s, const struct sg_create_args *a)
 {
     c->refs = 1;
+    c->snapshot_fd = -1;
     c->s = s;
     c->request = *a->request;
     *a->request = (struct sg_lease_request){0};

@@ -7,6 +7,9 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#define ARCHIVE_MS 30000
+#define ARCHIVE_SHUTDOWN_MS 5000
+
 struct ending {
     struct sg_service *s;
     struct sg_entry *entry;
@@ -45,16 +48,23 @@ static void sandbox_gone(void *arg, const struct sg_error *err)
     free(g);
 }
 
-void sg_service_on_end(void *arg, struct sg_entry *e, enum sg_end why SG_UNUSED)
+static void archived(void *arg)
+{
+    struct ending *g = arg;
+    struct sg_done done = {.fn = sandbox_gone, .arg = g};
+
+    sg_sandbox_terminate(g->sb, &done);
+}
+
+void sg_service_on_end(void *arg, struct sg_entry *e, enum sg_end why)
 {
     struct ending *g = sg_xcalloc(1, sizeof *g);
-    struct sg_done done = {.fn = sandbox_gone, .arg = g};
 
     g->s = arg;
     g->entry = sg_entry_ref(e);
     g->sb = sg_entry_sandbox(e);
     if (g->sb)
-        sg_sandbox_terminate(g->sb, &done);
+        sg_archives_at_end(g->s->archives, e, g->sb, why == SG_END_SHUTDOWN ? ARCHIVE_SHUTDOWN_MS : ARCHIVE_MS, archived, g);
     else
         sandbox_gone(g, NULL);
 }
@@ -201,4 +211,5 @@ void sg_service_end_all(struct sg_service *s, int64_t deadline_ms)
     do
         sg_registry_end_all(s->leases, SG_END_SHUTDOWN);
     while (wait_for_page(s, deadline_ms) && sg_now_ms() < deadline_ms);
+    sg_archives_stop(s->archives);
 }

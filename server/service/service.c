@@ -43,6 +43,10 @@ int sg_service_new(const struct sg_service_config *cfg, const struct sg_service_
     s->leases = sg_registry_new(&rc);
     s->execs = sg_execs_new(s);
     s->endpoints = sg_endpoints_new();
+    if (cfg->archives.state_dir && sg_archives_new(s, &cfg->archives, &s->archives, err) < 0) {
+        sg_service_free(s);
+        return -1;
+    }
     *ret = s;
     return 0;
 }
@@ -51,6 +55,7 @@ struct sg_service *sg_service_free(struct sg_service *s)
 {
     if (!s)
         return NULL;
+    sg_archives_free(s->archives);
     sg_endpoints_free(s->endpoints);
     sg_execs_free(s->execs);
     if (s->leases)

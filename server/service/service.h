@@ -15,6 +15,7 @@
 #include "model/lease_request.h"
 #include "model/principal.h"
 #include "model/selection.h"
+#include "service/archives.h"
 
 struct sg_service;
 struct sg_created;
@@ -30,6 +31,7 @@ struct sg_service_config {
     size_t exec_history_max; /* bytes of finished results kept per lease */
     int64_t exec_history_ttl_ms;
     size_t file_list_max; /* entries of one answer */
+    struct sg_archives_config archives;
 };
 
 /* All borrowed; they must outlive the service. */
@@ -98,7 +100,7 @@ struct sg_created {
     const struct sg_stored_answer *answer; /* not NULL: replay this */
     bool fresh;                     /* this call made it; else it is the same as before */
 };
-/* Never fails by itself: everything goes to done. */
+/* Never fails by itself: everything goes to done. With manifest.snapshot it reads the store: on a worker. */
 void sg_service_create(struct sg_service *s, const struct sg_create_args *a);
 
 /* Begins the end of a lease; done(true) when nothing of it runs any more, done(false) when that took longer than wait_ms. */

@@ -2,6 +2,7 @@
 #ifndef SG_SERVICE_PRIV_H
 #define SG_SERVICE_PRIV_H
 
+#include "service/archives.h"
 #include "service/endpoints.h"
 #include "service/execs.h"
 #include "service/service.h"
@@ -13,6 +14,7 @@ struct sg_service {
     struct sg_execs *execs;
     struct sg_endpoints *endpoints;
     struct sg_run_memory follow_memory; /* what followers of leases have not read yet */
+    struct sg_archives *archives; /* or NULL */
     struct sg_candidates candidates;
     struct sg_environment environment;
     _Atomic bool draining;

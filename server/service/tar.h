@@ -64,4 +64,15 @@ struct sg_tar_stored {
 int sg_service_tar_put(struct sg_entry *lease, const struct sg_tar_put_args *args, const struct sg_digests *digests,
                        struct sg_pipe *body, struct sg_workq *workq, const struct sg_tar_stored *done, struct sg_error *err);
 
+struct sg_tar_restore_args {
+    struct sg_sandbox *sb;    /* a reference is taken; a new one, which nobody else uses yet */
+    struct sg_cancel *cancel; /* ends it; a reference is taken */
+    int fd;                   /* an archive that sg_tar_pack() made, for pread; duplicated */
+    const char *prefix;       /* the root of it that is wanted, */
+    const char *path;         /* and the directory it goes to, whose own mode stays */
+};
+/* Unpacks one root of an archive of the server's own. Files get the present time: such archives have none. Errors as above. */
+int sg_tar_restore(const struct sg_tar_restore_args *args, struct sg_workq *workq, const struct sg_tar_stored *done,
+                   struct sg_error *err);
+
 #endif

@@ -4,6 +4,11 @@
  * back to the disk on the way, so that an archive and its content need not both fit. This file takes the turns. */
 #include "service/tar_unpack_priv.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "base/clock.h"
 #include "base/fd.h"
 
 /* ---- life ---- */
@@ -21,6 +26,7 @@ static void unpack_free(struct sg_stepper *s)
     sg_cancel_unref(u->cancel);
     sg_sandbox_unref(u->sb);
     sg_entry_unref(u->lease);
+    free(u->prefix);
     free(u->path);
     free(u);
 }
@@ -34,14 +40,16 @@ static void release(struct unpack *u)
     u->reader = sg_tar_reader_free(u->reader);
     u->fd = sg_close(u->fd);
     u->hold = sg_hold_unref(u->hold);
-    sg_pipe_set_reader(u->body, NULL);
-    sg_pipe_stop(u->body);
+    if (u->body) {
+        sg_pipe_set_reader(u->body, NULL);
+        sg_pipe_stop(u->body);
+    }
 }
 
 static void finish(struct unpack *u, const struct sg_error *err)
 {
     release(u);
-    if (u->hooked && sg_cancel_unhook(sg_entry_cancel(u->lease), &u->lease_end))
+    if (u->hooked && u->lease && sg_cancel_unhook(sg_entry_cancel(u->lease), &u->lease_end))
         sg_stepper_unref(&u->stepper);
     if (u->hooked && sg_cancel_unhook(u->cancel, &u->hangup))
         sg_stepper_unref(&u->stepper);
@@ -52,7 +60,8 @@ static void finish(struct unpack *u, const struct sg_error *err)
     free(u->stage);
     free(u->target);
     u->done.fn(u->done.arg, err ? NULL : &u->result, err);
-    sg_entry_use_end(u->lease, !err);
+    if (u->lease)
+        sg_entry_use_end(u->lease, !err);
     sg_stepper_unref(&u->stepper);
 }
 
@@ -102,9 +111,11 @@ static enum sg_step begin(struct unpack *u, struct sg_error *err)
         return SG_STEP_OVER;
     }
     u->hooked = true;
+    if (u->lease) {
+        sg_stepper_ref(&u->stepper);
+        sg_cancel_hook(sg_entry_cancel(u->lease), &u->lease_end);
+    }
     sg_stepper_ref(&u->stepper);
-    sg_stepper_ref(&u->stepper);
-    sg_cancel_hook(sg_entry_cancel(u->lease), &u->lease_end);
     sg_cancel_hook(u->cancel, &u->hangup);
     u->state = LOOK;
     return sg_unpack_ask_text(u, u->ops->resolve, err) < 0 ? SG_STEP_OVER : SG_STEP_WAIT;
@@ -123,6 +134,10 @@ static enum sg_step looked(struct unpack *u, struct sg_error *err)
         return SG_STEP_OVER;
     }
     u->target = sg_steal(&u->got.text);
+    if (!u->lease) { /* the archive is there already */
+        u->state = SCAN;
+        return SG_STEP_MORE;
+    }
     u->state = SCRATCH;
     sg_unpack_asking(u);
     int rc = u->ops->scratch(u->sb, u->path, &(struct sg_file_source_done){sg_unpack_got_scratch, u}, err);
@@ -273,6 +288,35 @@ static enum sg_step step(struct sg_stepper *s)
     return SG_STEP_MORE;
 }
 
+static const struct sg_file_ops *tree_files(struct sg_sandbox *sb, struct sg_error *err)
+{
+    const struct sg_file_ops *files = sg_sandbox_files(sb, err);
+
+    if (files && !files->tree) {
+        sg_error_set(err, SG_NOT_SUPPORTED, "this backend has no archives of directories");
+        return NULL;
+    }
+    return files;
+}
+
+/* Takes over the reference of sb. */
+static struct unpack *unpack_new(struct sg_sandbox *sb, const struct sg_file_ops *files, const char *path, struct sg_cancel *cancel,
+                                 struct sg_workq *workq, const struct sg_tar_stored *done)
+{
+    struct unpack *u = sg_xcalloc(1, sizeof *u);
+
+    *u = (struct unpack){.sb = sb, .files = files, .ops = files->tree, .done = *done, .path = sg_xstrdup(path), .fd = -1,
+                         .got.source.fd = -1, .next.source.fd = -1};
+    u->lease_end.fired = lease_ended;
+    u->hangup.fired = client_left;
+    u->cancel = sg_cancel_ref(cancel);
+    sg_stepper_init(&u->stepper, workq);
+    u->stepper.step = step;
+    u->stepper.failed = no_worker;
+    u->stepper.free = unpack_free;
+    return u;
+}
+
 int sg_service_tar_put(struct sg_entry *lease, const struct sg_tar_put_args *args, const struct sg_digests *digests,
                        struct sg_pipe *body, struct sg_workq *workq, const struct sg_tar_stored *done, struct sg_error *err)
 {
@@ -280,26 +324,41 @@ int sg_service_tar_put(struct sg_entry *lease, const struct sg_tar_put_args *arg
 
     if (sg_entry_use_begin(lease, &sb, err) < 0)
         return -1;
-    const struct sg_file_ops *files = sg_sandbox_files(sb, err);
-    if (files && !files->tree)
-        sg_error_set(err, SG_NOT_SUPPORTED, "this backend has no archives of directories");
-    if (!files || !files->tree) {
+    const struct sg_file_ops *files = tree_files(sb, err);
+    if (!files) {
         sg_entry_use_end(lease, false);
         sg_sandbox_unref(sb);
         return -1;
     }
-    struct unpack *u = sg_xcalloc(1, sizeof *u);
-    *u = (struct unpack){.lease = sg_entry_ref(lease), .sb = sb, .files = files, .ops = files->tree, .done = *done,
-                         .body = sg_pipe_ref(body), .path = sg_xstrdup(args->path), .fd = -1, .got.source.fd = -1, .next.source.fd = -1};
+    struct unpack *u = unpack_new(sb, files, args->path, args->cancel, workq, done);
+    u->lease = sg_entry_ref(lease);
+    u->body = sg_pipe_ref(body);
     u->limits = (struct sg_tar_limits){.entries = SG_TAR_ENTRIES_MAX, .bytes = SG_TAR_BYTES_MAX, .outside_links = args->outside_links};
     u->digester = digests ? sg_digester_new(digests) : NULL;
-    u->lease_end.fired = lease_ended;
-    u->hangup.fired = client_left;
-    u->cancel = sg_cancel_ref(args->cancel);
-    sg_stepper_init(&u->stepper, workq);
-    u->stepper.step = step;
-    u->stepper.failed = no_worker;
-    u->stepper.free = unpack_free;
+    sg_stepper_kick(&u->stepper);
+    return 0;
+}
+
+int sg_tar_restore(const struct sg_tar_restore_args *args, struct sg_workq *workq, const struct sg_tar_stored *done,
+                   struct sg_error *err)
+{
+    const struct sg_file_ops *files = tree_files(args->sb, err);
+    struct stat st;
+
+    if (!files)
+        return -1;
+    int fd = fcntl(args->fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot read the archive");
+        sg_close(fd);
+        return -1;
+    }
+    struct unpack *u = unpack_new(sg_sandbox_ref(args->sb), files, args->path, args->cancel, workq, done);
+    u->fd = fd;
+    u->received = (uint64_t)st.st_size;
+    u->prefix = sg_xstrdup(args->prefix);
+    u->now_ns = sg_wall_us() * 1000;
+    u->limits = (struct sg_tar_limits){.entries = SG_TAR_ENTRIES_MAX * SG_TAR_ROOTS_MAX, .bytes = SG_TAR_BYTES_MAX, .outside_links = true};
     sg_stepper_kick(&u->stepper);
     return 0;
 }

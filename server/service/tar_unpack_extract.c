@@ -85,6 +85,21 @@ static void commit_file(struct unpack *u)
     sink->ops->commit(sink, sg_unpack_order_commit, sg_unpack_order_new(u, u->entry.path));
 }
 
+/* Of an archive with several roots only one is wanted: 1: u->entry is below it, with its path from there; 0: it is not. */
+static int in_root(struct unpack *u)
+{
+    size_t n;
+
+    if (!u->prefix)
+        return 1;
+    n = strlen(u->prefix);
+    if (strncmp(u->entry.path, u->prefix, n) != 0 || u->entry.path[n] != '/')
+        return 0;
+    u->entry.path += n + 1;
+    u->entry.mtime_ns = u->now_ns;
+    return 1;
+}
+
 enum sg_step sg_unpack_extract(struct unpack *u, struct sg_error *err)
 {
     size_t turn = 0;
@@ -98,6 +113,8 @@ enum sg_step sg_unpack_extract(struct unpack *u, struct sg_error *err)
         return SG_STEP_MORE;
     }
     int rc = sg_tar_next(u->reader, &u->entry, err);
+    if (rc > 0 && !in_root(u))
+        return SG_STEP_MORE;
     if (rc < 0 || (rc > 0 && make_entry(u, err) < 0))
         return SG_STEP_OVER;
     if (rc > 0)

@@ -65,3 +65,17 @@ Test(hash, base64_is_strict)
     cr_assert_eq(sg_base64_decode("aaaaaaaa", 8, 3, &out, &len, &err), -1);
     cr_assert_eq(err.code, SG_PAYLOAD_TOO_LARGE);
 }
+
+Test(hash, a_digest_of_pieces_is_that_of_the_whole)
+{
+    struct sg_sha256_stream *s = sg_sha256_begin();
+    char of_pieces[SG_SHA256_HEX], whole[SG_SHA256_HEX];
+    cr_assert_not_null(s);
+    sg_sha256_add(s, "pie", 3);
+    sg_sha256_add(s, "", 0);
+    sg_sha256_add(s, "ces", 3);
+    sg_sha256_end(s, of_pieces);
+    cr_expect_null(sg_sha256_free(s));
+    sg_sha256_hex("pieces", 6, whole);
+    cr_expect_str_eq(of_pieces, whole);
+}

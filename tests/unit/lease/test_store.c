@@ -190,7 +190,7 @@ Test(store, a_newer_schema_is_refused)
 {
     char *dir = temp_dir();
     sg_store_free(open_store(dir));
-    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 2);
+    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 3);
     (void)one_int(dir, "PRAGMA user_version=99");
     struct sg_store_config cfg = {.state_dir = dir};
     struct sg_store *s = NULL;
@@ -216,7 +216,7 @@ Test(store, a_migration_that_fails_changes_nothing)
     (void)one_int(dir, "DROP TABLE audit");
     sg_store_free(open_store(dir));
     sg_store_free(open_store(dir));
-    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 2);
+    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 3);
     remove_dir(dir);
 }
 
@@ -281,6 +281,46 @@ Test(store, many_writers_share_syncs)
     cr_expect_lt(st.syncs, 1000);
     cr_expect_not(o.failed);
     sg_lease_finish(&l);
+    sg_store_free(s);
+    remove_dir(dir);
+}
+
+Test(store, archives_are_found_by_id_and_digest_and_only_by_their_tenant)
+{
+    char *dir = temp_dir();
+    struct sg_store *s = open_store(dir);
+    struct sg_kept k = {.kind = SG_KEPT_SNAPSHOT, .dirs = 3, .bytes = 42, .created_us = sg_wall_us()};
+    struct sg_kept r;
+    struct sg_error err = {0};
+    size_t n = 0;
+    sg_id_new("snap", k.id);
+    snprintf(k.tenant, sizeof k.tenant, "acme");
+    snprintf(k.lease_id, sizeof k.lease_id, "lease_x");
+    snprintf(k.provider, sizeof k.provider, "local_bwrap");
+    memset(k.sha256, 'a', SG_SHA256_HEX - 1);
+    k.expires_us = k.created_us + 60000000;
+    struct sg_store_op *op = sg_store_op_new();
+    sg_store_op_kept(op, &k);
+    cr_assert_eq(write_wait(s, op, SG_STORE_DURABLE, &err), 0, "%s", err.message);
+    s = sg_store_free(s);
+    s = open_store(dir);
+    sg_cleanup(sg_free_p) char *by_digest = sg_xasprintf("sha256:%s", k.sha256);
+    cr_assert_eq(sg_store_kept(s, SG_KEPT_SNAPSHOT, "acme", k.id, &r, &err), 0, "%s", err.message);
+    cr_expect_eq(r.bytes, 42);
+    cr_expect_eq(r.dirs, 3U);
+    cr_expect_str_eq(r.provider, "local_bwrap");
+    cr_expect_eq(sg_store_kept(s, SG_KEPT_SNAPSHOT, NULL, by_digest, &r, &err), 0);
+    cr_expect_str_eq(r.id, k.id);
+    cr_expect_eq(sg_store_kept(s, SG_KEPT_SNAPSHOT, "other", k.id, &r, &err), -1);
+    cr_expect_eq(err.code, SG_NOT_FOUND);
+    cr_expect_eq(sg_store_kept(s, SG_KEPT_SNAPSHOT, "other", by_digest, &r, &err), -1);
+    cr_expect_eq(sg_store_kept(s, SG_KEPT_ARCHIVE, "acme", k.id, &r, &err), -1);
+    cr_expect_eq(sg_store_kept_count(s, SG_KEPT_SNAPSHOT, "acme", &n, &err), 0);
+    cr_expect_eq(n, 1U);
+    op = sg_store_op_new();
+    sg_store_op_not_kept(op, k.id);
+    cr_assert_eq(write_wait(s, op, SG_STORE_DURABLE, &err), 0, "%s", err.message);
+    cr_expect_eq(sg_store_kept(s, SG_KEPT_SNAPSHOT, NULL, k.id, &r, &err), -1);
     sg_store_free(s);
     remove_dir(dir);
 }
