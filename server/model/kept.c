@@ -5,7 +5,7 @@
 #include "base/clock.h"
 
 const char *const sg_kept_dir_names[SG_KEPT_DIRS + 1] = {"home", "work", "runtime", "tmp", NULL};
-const char *const sg_kept_dir_paths[SG_KEPT_DIRS] = {"/home/sandbox", "/workspace", "/run/sandbox", "/tmp"};
+const char *const sg_kept_dir_paths[SG_KEPT_DIRS] = {"/home/sandbox", "/workspace", "/run", "/tmp"};
 
 static json_t *text_or_null(const char *s)
 {
