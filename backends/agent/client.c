@@ -176,8 +176,14 @@ static void need_timer(struct sg_agent *a, int64_t due_ms)
     sg_reactor_post(a->reactor, &a->arm);
 }
 
-int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m, const int *fds,
-                  int64_t within_ms, struct sg_error *err)
+static int64_t patience_ms(const struct sg_agent *a, const struct sg_call *c)
+{
+    if (!c->tree)
+        return SG_AGENT_ANSWER_MS;
+    return a->o.tree_ms > 0 ? a->o.tree_ms : SG_AGENT_TREE_ANSWER_MS;
+}
+
+int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m, const int *fds, struct sg_error *err)
 {
     pthread_mutex_lock(&a->lock);
     int r = 0;
@@ -187,7 +193,7 @@ int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m,
         r = busy_error(err);
     } else {
         c->id = m->id = ++a->last_id;
-        c->due_ms = sg_now_ms() + within_ms;
+        c->due_ms = sg_now_ms() + patience_ms(a, c);
         r = send_locked(a, m, fds, err); /* the answer waits for the lock */
         if (r == 0) {
             c->waiting = true;
@@ -201,27 +207,74 @@ int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m,
 
 /* ---- deadlines ---- */
 
-static void look(struct sg_timer *t)
+static int nobody_waits(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
 {
-    struct sg_agent *a = sg_container_of(t, struct sg_agent, timer);
-    int64_t now = sg_now_ms(), next = 0;
-    bool late = false;
-    pthread_mutex_lock(&a->lock);
-    if (!a->greeted)
-        late = true;
-    for (struct sg_call *c = a->calls; c != NULL && !late; c = c->hh.next) {
+    (void)m;
+    (void)err;
+    sg_close(fd);
+    free(c);
+    return 0;
+}
+
+/* Under the lock: moves a call that has waited too long into *late. Its answer will still come, for nobody. */
+static void stop_waiting(struct sg_agent *a, struct sg_call *c, struct sg_call **late)
+{
+    struct sg_call *stand_in = sg_xcalloc(1, sizeof *stand_in);
+    *stand_in = (struct sg_call){.answer = nobody_waits, .wants_fd = c->wants_fd, .id = c->id, .waiting = true};
+    HASH_DEL(a->calls, c);
+    HASH_ADD(hh, a->calls, id, sizeof stand_in->id, stand_in);
+    c->waiting = false;
+    HASH_ADD(hh, *late, id, sizeof c->id, c);
+}
+
+static void tell_late(struct sg_call *late)
+{
+    struct sg_error err = {0};
+    struct sg_call *c, *next;
+    sg_error_set(&err, SG_OUTCOME_UNKNOWN, "the sandbox is still at work on it: look before you repeat");
+    HASH_ITER(hh, late, c, next)
+    {
+        HASH_DEL(late, c);
+        (void)c->answer(c, NULL, -1, &err);
+    }
+    sg_error_clear(&err);
+}
+
+/* Under the lock: when to look again, 0: never. *late: what has waited too long. False: the agent is silent. */
+static bool look_at_calls(struct sg_agent *a, int64_t *ret_next, struct sg_call **late)
+{
+    int64_t now = sg_now_ms();
+    struct sg_call *c, *next;
+    *ret_next = 0;
+    HASH_ITER(hh, a->calls, c, next)
+    {
         if (c->due_ms == 0)
             continue;
-        late = c->due_ms <= now;
-        if (next == 0 || c->due_ms < next)
-            next = c->due_ms;
+        if (c->due_ms > now)
+            *ret_next = *ret_next == 0 || c->due_ms < *ret_next ? c->due_ms : *ret_next;
+        else if (c->tree)
+            stop_waiting(a, c, late);
+        else
+            return false;
     }
+    return true;
+}
+
+static void look(struct sg_timer *t)
+{
+    struct sg_agent *a = sg_agent_ref(sg_container_of(t, struct sg_agent, timer));
+    struct sg_call *late = NULL;
+    int64_t next = 0;
+    pthread_mutex_lock(&a->lock);
+    bool silent = !a->greeted || !look_at_calls(a, &next, &late);
     a->next_due_ms = next;
     pthread_mutex_unlock(&a->lock);
-    if (late)
+    tell_late(late);
+    if (silent)
         end(a, "agent_silent", "the agent does not answer");
     else if (next != 0)
         sg_timer_set(a->reactor, &a->timer, next);
+    sg_agent_unref(a);
 }
 
 static void arm(struct sg_task *t)

@@ -2,9 +2,9 @@
  *
  * A struct sg_agent lives on a reactor; unless said otherwise its functions may be called on any thread and
  * never block. The agent and all it sends are hostile: a packet that does not decode, a descriptor that is
- * not exactly what was asked for, a missing answer (10 s; 120 s for trees of files) or the end of the
- * connection make it lost, once and for good. Everything pending then fails with SG_SANDBOX_LOST, and the
- * process must ignore SIGPIPE.
+ * not exactly what was asked for, a missing answer (10 s) or the end of the connection make it lost, once and for
+ * good. Everything pending then fails with SG_SANDBOX_LOST, and the process must ignore SIGPIPE. What is asked about
+ * a tree of files fails with SG_OUTCOME_UNKNOWN when it takes too long, and the agent goes on with it.
  *
  * Completion callbacks come exactly once, on the reactor's or a worker's thread or before the call returns,
  * without locks held.
@@ -34,6 +34,7 @@ struct sg_agent_options {
     struct sg_hold *hold; /* or NULL. The agent keeps a reference until it and every descriptor it has of the
                            * sandbox are gone; files and sockets handed to callers carry one each. */
     const char *root;     /* where relative paths start; NULL: /workspace. Copied. */
+    int64_t tree_ms;      /* how long a caller waits for something about a tree of files; 0: 10 minutes */
     /* HELLO came and is right: usable from now on. Reactor thread, at most once, before anything else. */
     void (*ready)(void *arg, const struct sg_agent_facts *facts);
     /* It is lost (also instead of ready). At most once; never after sg_agent_close(). */

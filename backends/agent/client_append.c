@@ -191,7 +191,7 @@ static void step(struct sg_append *p)
     struct sg_error err = {0};
     p->rounds++;
     p->call = (struct sg_call){.answer = opened, .wants_fd = true};
-    if (sg_agent_call(p->u.agent, &p->call, &m, NULL, SG_AGENT_ANSWER_MS, &err) < 0)
+    if (sg_agent_call(p->u.agent, &p->call, &m, NULL, &err) < 0)
         end(p, NULL, false, &err);
     sg_error_clear(&err);
 }

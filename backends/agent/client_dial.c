@@ -144,7 +144,7 @@ static int ask(struct dial *d, struct sg_error *err)
 {
     struct sg_agent_msg m = {.type = SG_AGENT_SOCKET, .u.socket.family = (uint32_t)d->family};
     d->call = (struct sg_call){.answer = answer, .wants_fd = true};
-    return sg_agent_call(d->agent, &d->call, &m, NULL, SG_AGENT_ANSWER_MS, err);
+    return sg_agent_call(d->agent, &d->call, &m, NULL, err);
 }
 
 int sg_agent_dial(struct sg_agent *a, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,

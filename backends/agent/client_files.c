@@ -116,9 +116,9 @@ static void op_free(struct file_op *op)
     free(op);
 }
 
-static int op_send(struct file_op *op, struct sg_agent_msg *m, int64_t within_ms, struct sg_error *err)
+static int op_send(struct file_op *op, struct sg_agent_msg *m, struct sg_error *err)
 {
-    int r = sg_agent_call(op->agent, &op->call, m, NULL, within_ms, err);
+    int r = sg_agent_call(op->agent, &op->call, m, NULL, err);
     if (r < 0)
         op_free(op);
     return r;
@@ -183,7 +183,7 @@ int sg_agent_stat(struct sg_agent *a, const char *path, const struct sg_file_sta
     struct sg_agent_msg m = {.type = SG_AGENT_STAT, .u.file.path = full};
     struct file_op *op = op_new(a, stat_answer);
     op->done.stat = *done;
-    return op_send(op, &m, SG_AGENT_ANSWER_MS, err);
+    return op_send(op, &m, err);
 }
 
 int sg_agent_mkdir(struct sg_agent *a, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
@@ -195,7 +195,7 @@ int sg_agent_mkdir(struct sg_agent *a, const char *path, uint32_t mode, const st
     struct sg_agent_msg m = {.type = SG_AGENT_MKDIR, .u.file = {.path = full, .mode = mode & 07777}};
     struct file_op *op = op_new(a, stat_answer);
     op->done.stat = *done;
-    return op_send(op, &m, SG_AGENT_ANSWER_MS, err);
+    return op_send(op, &m, err);
 }
 
 int sg_agent_remove(struct sg_agent *a, const char *path, bool recursive, const struct sg_condition *only_if,
@@ -208,8 +208,9 @@ int sg_agent_remove(struct sg_agent *a, const char *path, bool recursive, const 
     m.u.file.flags = recursive ? SG_AGENT_RECURSIVE : 0;
     sg_agent_condition_from(&m.u.file.condition, only_if);
     struct file_op *op = op_new(a, plain_answer);
+    op->call.tree = true;
     op->done.plain = *done;
-    return op_send(op, &m, SG_AGENT_TREE_ANSWER_MS, err);
+    return op_send(op, &m, err);
 }
 
 int sg_agent_move(struct sg_agent *a, const char *from, const char *to, const struct sg_done *done,
@@ -221,8 +222,9 @@ int sg_agent_move(struct sg_agent *a, const char *from, const char *to, const st
         return -1;
     struct sg_agent_msg m = {.type = SG_AGENT_RENAME, .u.file = {.path = full_from, .path2 = full_to}};
     struct file_op *op = op_new(a, plain_answer);
+    op->call.tree = true;
     op->done.plain = *done;
-    return op_send(op, &m, SG_AGENT_TREE_ANSWER_MS, err);
+    return op_send(op, &m, err);
 }
 
 /* ---- get ---- */
@@ -273,7 +275,7 @@ static int open_file(struct sg_agent *a, struct sg_agent_msg *m, int access, con
     op->call.wants_fd = true;
     op->access = access;
     op->done.source = *done;
-    return op_send(op, m, SG_AGENT_ANSWER_MS, err);
+    return op_send(op, m, err);
 }
 
 int sg_agent_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done,
@@ -307,8 +309,7 @@ int sg_agent_tree_list(struct sg_agent *a, const char *path, size_t max, const s
 }
 
 /* m->u.file.path (and path2, unless it is the text of a symbolic link) become whole paths. */
-static int send_tree(struct sg_agent *a, struct sg_agent_msg *m, struct file_op *op, int64_t within_ms,
-                     struct sg_error *err)
+static int send_tree(struct sg_agent *a, struct sg_agent_msg *m, struct file_op *op, struct sg_error *err)
 {
     bool is_path = m->u.file.path2 != NULL &&
                    (m->type != SG_AGENT_LINK || !(m->u.file.flags & SG_AGENT_SYMBOLIC));
@@ -321,7 +322,7 @@ static int send_tree(struct sg_agent *a, struct sg_agent_msg *m, struct file_op 
     m->u.file.path = first;
     if (is_path)
         m->u.file.path2 = second;
-    return op_send(op, m, within_ms, err);
+    return op_send(op, m, err);
 }
 
 static int ask_text(struct sg_agent *a, struct sg_agent_msg *m, const struct sg_text_done *done, struct sg_error *err)
@@ -329,7 +330,7 @@ static int ask_text(struct sg_agent *a, struct sg_agent_msg *m, const struct sg_
     struct file_op *op = op_new(a, stat_answer);
     op->wants_text = true;
     op->done.text = *done;
-    return send_tree(a, m, op, SG_AGENT_ANSWER_MS, err);
+    return send_tree(a, m, op, err);
 }
 
 int sg_agent_resolve(struct sg_agent *a, const char *path, const struct sg_text_done *done, struct sg_error *err)
@@ -358,16 +359,16 @@ int sg_agent_tree_mkdir(struct sg_agent *a, const char *path, uint32_t mode, con
                              .u.file = {.path = path, .flags = SG_AGENT_NO_LINKS, .mode = mode & 0777}};
     struct file_op *op = op_new(a, stat_answer);
     op->done.stat = *done;
-    return send_tree(a, &m, op, SG_AGENT_ANSWER_MS, err);
+    return send_tree(a, &m, op, err);
 }
 
-static int do_plain(struct sg_agent *a, struct sg_agent_msg *m, int64_t within_ms, const struct sg_done *done,
-                    struct sg_error *err)
+static int do_plain(struct sg_agent *a, struct sg_agent_msg *m, const struct sg_done *done, struct sg_error *err)
 {
     struct file_op *op = op_new(a, plain_answer);
+    op->call.tree = m->type == SG_AGENT_MERGE;
     op->done.plain = *done;
     m->u.file.flags |= SG_AGENT_NO_LINKS;
-    return send_tree(a, m, op, within_ms, err);
+    return send_tree(a, m, op, err);
 }
 
 int sg_agent_symlink(struct sg_agent *a, const char *path, const char *text, int64_t mtime_ns,
@@ -377,14 +378,14 @@ int sg_agent_symlink(struct sg_agent *a, const char *path, const char *text, int
     if (text[0] == '\0' || strlen(text) > SG_AGENT_PATH_MAX)
         return sg_error_set(err, SG_PATH_REFUSED, "the text of a symbolic link is empty or too long");
     m.u.file.flags = SG_AGENT_SYMBOLIC | SG_AGENT_SET_MTIME;
-    return do_plain(a, &m, SG_AGENT_ANSWER_MS, done, err);
+    return do_plain(a, &m, done, err);
 }
 
 int sg_agent_link(struct sg_agent *a, const char *path, const char *existing, const struct sg_done *done,
                   struct sg_error *err)
 {
     struct sg_agent_msg m = {.type = SG_AGENT_LINK, .u.file = {.path = path, .path2 = existing}};
-    return do_plain(a, &m, SG_AGENT_ANSWER_MS, done, err);
+    return do_plain(a, &m, done, err);
 }
 
 int sg_agent_attributes(struct sg_agent *a, const char *path, uint32_t mode, int64_t mtime_ns,
@@ -393,12 +394,12 @@ int sg_agent_attributes(struct sg_agent *a, const char *path, uint32_t mode, int
     struct sg_agent_msg m = {.type = SG_AGENT_ATTRIBUTES,
                              .u.file = {.path = path, .mode = mode & 0777, .mtime_ns = mtime_ns}};
     m.u.file.flags = SG_AGENT_SET_MODE | SG_AGENT_SET_MTIME;
-    return do_plain(a, &m, SG_AGENT_ANSWER_MS, done, err);
+    return do_plain(a, &m, done, err);
 }
 
 int sg_agent_merge(struct sg_agent *a, const char *stage, const char *to, const struct sg_done *done,
                    struct sg_error *err)
 {
     struct sg_agent_msg m = {.type = SG_AGENT_MERGE, .u.file = {.path = stage, .path2 = to}};
-    return do_plain(a, &m, SG_AGENT_TREE_ANSWER_MS, done, err);
+    return do_plain(a, &m, done, err);
 }

@@ -157,6 +157,7 @@ int sg_agent_list_links(struct sg_agent *a, const char *path, bool recursive, ui
     struct list_op *op = sg_xcalloc(1, sizeof *op);
     op->agent = sg_agent_ref(a);
     op->call.answer = answer;
+    op->call.tree = true;
     op->done = *done;
     op->max = max < UINT32_MAX ? max : UINT32_MAX;
     op->memfd = make_memfd();
@@ -166,7 +167,7 @@ int sg_agent_list_links(struct sg_agent *a, const char *path, bool recursive, ui
     m.u.file.max_entries = (uint32_t)op->max;
     m.u.file.max_bytes = SG_AGENT_LIST_BYTES_MAX;
     int r = op->memfd < 0 ? sg_error_sys(err, SG_OVERLOADED, errno, "cannot make room for a list")
-                          : sg_agent_call(a, &op->call, &m, &op->memfd, SG_AGENT_TREE_ANSWER_MS, err);
+                          : sg_agent_call(a, &op->call, &m, &op->memfd, err);
     if (r < 0)
         op_free(op);
     return r;

@@ -15,7 +15,7 @@
 
 #define SG_AGENT_PENDING_MAX 4096U     /* requests without an answer and commands without an end */
 #define SG_AGENT_ANSWER_MS 10000       /* the agent answers sooner or is broken */
-#define SG_AGENT_TREE_ANSWER_MS 120000 /* ... about a tree of files */
+#define SG_AGENT_TREE_ANSWER_MS 600000 /* nobody waits longer for something about a tree of files */
 #define SG_AGENT_GRACE_MS 250          /* for descendants that hold the output of a command that has ended */
 #define SG_AGENT_KILL_MS 10000         /* a killed command has ended by then, or nobody knows */
 #define SG_AGENT_REST_MAX 256U         /* outputs of ended commands that are still read, and thrown away */
@@ -33,6 +33,7 @@ struct sg_call {
     sg_answer *answer;
     bool command;   /* STARTED, SPAWN_FAILED, EXITED come for it; else one DONE */
     bool wants_fd;  /* a DONE without an error brings exactly one descriptor */
+    bool tree;      /* takes as long as there are files: late is no fault, the caller hears SG_OUTCOME_UNKNOWN */
     uint64_t id;    /* set by sg_agent_call() */
     bool waiting;   /* in the agent's table */
     int64_t due_ms; /* 0: no deadline */
@@ -67,10 +68,9 @@ struct sg_agent {
     unsigned rest; /* outputs being thrown away */
 };
 
-/* Sends m (its id is assigned) with fds, and c waits for the answer until `within_ms`. 0: c->answer will be
+/* Sends m (its id is assigned) with fds, and c waits for the answer. 0: c->answer will be
  * called, maybe already has been. -1: it never will. fds are borrowed. */
-int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m, const int *fds,
-                  int64_t within_ms, struct sg_error *err);
+int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m, const int *fds, struct sg_error *err);
 /* Sends m about the command m->id; no answer. */
 int sg_agent_tell(struct sg_agent *a, struct sg_agent_msg *m, struct sg_error *err);
 /* Reactor thread: c (a command) has started and may run without a deadline; or it is over. */

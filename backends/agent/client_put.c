@@ -34,7 +34,7 @@ int sg_upload_commit(struct sg_upload *u, struct sg_call *c, bool only_new, stru
     m.u.file.flags = (only_new ? SG_AGENT_COMMIT_NEW : 0) | (u->mode_given ? SG_AGENT_SET_MODE : 0) |
                      (u->mtime_given ? SG_AGENT_SET_MTIME : 0) | (u->no_links ? SG_AGENT_NO_LINKS : 0);
     sg_agent_condition_from(&m.u.file.condition, &u->only_if);
-    return sg_agent_call(u->agent, c, &m, &u->fd, SG_AGENT_ANSWER_MS, err);
+    return sg_agent_call(u->agent, c, &m, &u->fd, err);
 }
 
 /* ---- the sink that the caller writes to ---- */
@@ -169,7 +169,7 @@ int sg_agent_put(struct sg_agent *a, const struct sg_file_put_args *args,
         s->u.only_if = *args->only_if;
     s->call = (struct sg_call){.answer = open_answer, .wants_fd = true};
     s->opened = *done;
-    if (sg_agent_call(a, &s->call, &m, NULL, SG_AGENT_ANSWER_MS, err) == 0)
+    if (sg_agent_call(a, &s->call, &m, NULL, err) == 0)
         return 0;
     sink_free(s);
     return -1;

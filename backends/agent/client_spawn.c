@@ -152,7 +152,7 @@ int sg_agent_spawn(struct sg_agent *a, const struct sg_exec_spec *spec, const st
     if (r == 0)
         r = pack_tree(tree, &m, &p, err);
     if (r == 0)
-        r = sg_agent_call(a, c, &m, p.fds, SG_AGENT_ANSWER_MS, err);
+        r = sg_agent_call(a, c, &m, p.fds, err);
     parcel_finish(&p);
     sg_buf_finish(&strings);
     return r;

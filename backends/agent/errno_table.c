@@ -31,6 +31,7 @@ static const struct {
     {EAGAIN, SG_OVERLOADED, "the sandbox is busy"},
     {EMFILE, SG_OVERLOADED, "too many files are open in the sandbox"},
     {ENFILE, SG_OVERLOADED, "too many files are open"},
+    {EIO, SG_OUTCOME_UNKNOWN, "a fault of the disk, or what worked on it in the sandbox was killed: look before you repeat"},
     {ENOMEM, SG_OVERLOADED, "the sandbox is out of memory"},
 };
 

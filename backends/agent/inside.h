@@ -40,6 +40,8 @@ struct agent {
     uint64_t temp_names; /* counts the names of temporary files */
     struct live live[SG_AGENT_EXECS_MAX];
     struct worker workers[SG_AGENT_WORKERS_MAX];
+    volatile bool *spoke;  /* for each of them whether it has answered; shared memory */
+    volatile bool *speaks; /* in a worker: its own of these, else NULL */
     struct out_packet queue[SG_AGENT_QUEUE_MAX]; /* ring */
     size_t queue_head, queue_len, queue_fds;
     unsigned char packet[SG_AGENT_PACKET_MAX]; /* the request being handled */

@@ -210,8 +210,12 @@ void worker_run(struct agent *a, const struct sg_agent_msg *m, int fd,
     for (size_t i = 0; i < SG_AGENT_WORKERS_MAX && w == NULL; i++)
         if (a->workers[i].id == 0)
             w = &a->workers[i];
+    volatile bool *speaks = w != NULL ? &a->spoke[w - a->workers] : NULL;
+    if (w != NULL)
+        *speaks = false;
     pid_t pid = w == NULL ? -1 : fork();
     if (pid == 0) {
+        a->speaks = speaks;
         setup_worker(a);
         job(a, m, fd);
         setup_worker_flush(a);
@@ -229,7 +233,7 @@ static bool reaped_worker(struct agent *a, pid_t pid, int status)
         struct worker *w = &a->workers[i];
         if (w->id == 0 || w->pid != pid)
             continue;
-        if (status != 0)
+        if (status != 0 && !a->spoke[i])
             out_done(a, w->id, EIO);
         w->id = 0;
         return true;

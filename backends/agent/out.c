@@ -34,6 +34,17 @@ static int transmit(int sock, const void *data, size_t len, int fd)
     return n < 0 ? errno : 0;
 }
 
+/* A worker that is killed right here may have answered: rather no answer than a second one. */
+static int put(struct agent *a, const void *data, size_t len, int fd)
+{
+    if (a->speaks != NULL)
+        *a->speaks = true;
+    int e = transmit(a->sock, data, len, fd);
+    if (a->speaks != NULL && e != 0)
+        *a->speaks = false;
+    return e;
+}
+
 static void watch(struct agent *a, bool writable)
 {
     struct epoll_event e = {.events = EPOLLIN | (writable ? EPOLLOUT : 0U), .data.u64 = 0};
@@ -65,7 +76,7 @@ void out_send(struct agent *a, struct sg_agent_msg *m, int fd)
         enqueue(a, data, len, fd);
         return;
     }
-    int e = transmit(a->sock, data, len, fd);
+    int e = put(a, data, len, fd);
     if (e == EAGAIN) {
         enqueue(a, data, len, fd);
         return;
@@ -84,7 +95,7 @@ void out_flush(struct agent *a)
 {
     while (a->queue_len > 0) {
         struct out_packet *p = &a->queue[a->queue_head];
-        int e = transmit(a->sock, p->data, p->len, p->fd);
+        int e = put(a, p->data, p->len, p->fd);
         if (e == EAGAIN || e == ETOOMANYREFS)
             return;
         if (e != 0)

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/fsuid.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -256,12 +257,20 @@ void setup(struct agent *a, int argc, char **argv)
     if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0) /* changing ids has set it anew */
         die(EXIT_SETUP, "cannot hide from ptrace");
     check_world();
+    a->spoke = mmap(NULL, sizeof(bool[SG_AGENT_WORKERS_MAX]), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (a->spoke == MAP_FAILED)
+        die(EXIT_SETUP, "no memory for its workers");
     dup2(a->null, 2);
     hello(a);
 }
 
+/* Commands may make files as fast as a worker takes them away. */
+#define WORKER_CPU_SECONDS 300
+
 void setup_worker(struct agent *a)
 {
+    const struct rlimit cpu = {.rlim_cur = WORKER_CPU_SECONDS, .rlim_max = WORKER_CPU_SECONDS};
+    (void)setrlimit(RLIMIT_CPU, &cpu);
     for (size_t i = 0; i < a->queue_len; i++) {
         struct out_packet *p = &a->queue[(a->queue_head + i) % SG_AGENT_QUEUE_MAX];
         if (p->fd >= 0)

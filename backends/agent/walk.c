@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define DEPTH_MAX 100 /* directories open at a time */
+#define ROUNDS_MAX 16
 
 struct dirent64_head {
     uint64_t ino;
@@ -201,6 +202,7 @@ int walk_remove(int dir)
     int e = 0;
     bool dirty[DEPTH_MAX] = {
         false}; /* something went while reading: entries may have been skipped, read again */
+    unsigned rounds[DEPTH_MAX] = {0}; /* three do, unless somebody fills the directory meanwhile */
     level_open(&levels[0], dir, 0);
     while (depth > 0 && e <= 0) {
         struct level *here = &levels[depth - 1];
@@ -209,11 +211,14 @@ int walk_remove(int dir)
         if (name != NULL) {
             dirty[depth - 1] = true;
             e = remove_entry(levels, &depth, name, &lifted);
-            if (e == -1)
+            if (e == -1) {
                 dirty[depth - 1] = false;
+                rounds[depth - 1] = 0;
+            }
             continue;
         }
         if (e == 0 && dirty[depth - 1]) {
+            e = ++rounds[depth - 1] > ROUNDS_MAX ? ENOTEMPTY : 0;
             dirty[depth - 1] = false;
             lseek(here->fd, 0, SEEK_SET);
             here->len = here->at = 0;

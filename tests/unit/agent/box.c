@@ -181,13 +181,13 @@ static void init(struct box *b, enum box_tree tree)
     b->hold = sg_hold_new(on_closed, b);
 }
 
-static int connect_client(struct box *b, enum sg_agent_isolation isolation)
+static int connect_client(struct box *b, enum sg_agent_isolation isolation, int64_t tree_ms)
 {
     int pair[2];
     struct sg_error err = {0};
     cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
     struct sg_agent_options o = {
-        .reactor = b->reactor, .workq = b->workq, .isolation = isolation, .hold = b->hold};
+        .reactor = b->reactor, .workq = b->workq, .isolation = isolation, .hold = b->hold, .tree_ms = tree_ms};
     o.ready = on_ready;
     o.lost = on_lost;
     o.arg = b;
@@ -206,7 +206,7 @@ void box_start(struct box *b, enum sg_agent_isolation isolation, enum box_tree t
 {
     init(b, tree);
     b->isolation = isolation;
-    int sock = connect_client(b, isolation);
+    int sock = connect_client(b, isolation, 0);
     b->pid = start_bwrap(isolation, sock);
     close(sock);
     box_wait(b, &b->ready);
@@ -233,10 +233,10 @@ void box_start(struct box *b, enum sg_agent_isolation isolation, enum box_tree t
     }
 }
 
-int box_fake(struct box *b, enum sg_agent_isolation isolation)
+int box_fake(struct box *b, enum sg_agent_isolation isolation, int64_t tree_ms)
 {
     init(b, BOX_HELPER);
-    return connect_client(b, isolation);
+    return connect_client(b, isolation, tree_ms);
 }
 
 void box_fake_hello(int sock, enum sg_agent_isolation isolation)

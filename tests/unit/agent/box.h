@@ -29,8 +29,8 @@ struct box {
 /* Starts bwrap with the agent. isolation SG_AGENT_UID needs root: box_can(). */
 bool box_can(enum sg_agent_isolation isolation, enum box_tree tree);
 void box_start(struct box *b, enum sg_agent_isolation isolation, enum box_tree tree);
-/* A box without a sandbox: the test plays the agent. Returns its end of the socket. */
-int box_fake(struct box *b, enum sg_agent_isolation isolation);
+/* A box without a sandbox: the test plays the agent. Returns its end of the socket. tree_ms: as in the options. */
+int box_fake(struct box *b, enum sg_agent_isolation isolation, int64_t tree_ms);
 void box_fake_hello(int sock, enum sg_agent_isolation isolation);
 void box_stop(struct box *b);
 /* Waits (10 s at most, then the test fails) until *flag, which changes under b->lock. */

@@ -106,6 +106,11 @@ static void got_stat(void *arg, const struct sg_file_stat *st, const struct sg_e
     end_with(arg, err);
 }
 
+static void got_done(void *arg, const struct sg_error *err)
+{
+    end_with(arg, err);
+}
+
 static void got_list(void *arg, struct sg_file_list *l, const struct sg_error *err)
 {
     if (l != NULL)
@@ -128,12 +133,12 @@ struct scene {
     struct waiter w;
 };
 
-static void scene_start(struct scene *s, uint64_t cookie)
+static void scene_start_hasty(struct scene *s, uint64_t cookie, int64_t tree_ms)
 {
     *s = (struct scene){.sock = -1};
     free(sg_xstrdup("x"));
     s->fds = open_fds();
-    s->sock = box_fake(&s->b, SG_AGENT_UID);
+    s->sock = box_fake(&s->b, SG_AGENT_UID, tree_ms);
     unsigned char data[256];
     struct sg_agent_msg m = {.type = SG_AGENT_HELLO};
     m.u.hello.pid = 1;
@@ -145,6 +150,11 @@ static void scene_start(struct scene *s, uint64_t cookie)
     cr_assert_eq(send_raw(s->sock, data, n, NULL, 0), (ssize_t)n);
     box_wait(&s->b, &s->b.ready);
     s->w = (struct waiter){.box = &s->b};
+}
+
+static void scene_start(struct scene *s, uint64_t cookie)
+{
+    scene_start_hasty(s, cookie, 0);
 }
 
 /* lost: the sandbox must have been lost by now or soon. */
@@ -182,7 +192,7 @@ Test(hostile, a_hello_that_does_not_fit_is_refused)
     for (size_t i = 0; i < SG_COUNT_OF(bad); i++) {
         struct box b;
         unsigned char data[256];
-        int sock = box_fake(&b, SG_AGENT_UID);
+        int sock = box_fake(&b, SG_AGENT_UID, 0);
         struct sg_agent_msg m = {.type = SG_AGENT_HELLO};
         m.u.hello.pid = bad[i].pid;
         m.u.hello.isolation = bad[i].isolation;
@@ -514,4 +524,31 @@ Test(hostile, an_agent_that_does_not_answer)
     cr_expect_eq(s.w.code, SG_SANDBOX_LOST);
     cr_expect(sg_now_ms() - start >= 9900);
     scene_end(&s, true);
+}
+
+/* A tree takes as long as it is large: whoever waits hears that it is not over, and nothing is lost. */
+Test(hostile, a_tree_that_takes_too_long)
+{
+    struct scene s;
+    scene_start_hasty(&s, 0, 50);
+    struct waiter again = {.box = &s.b}, list = {.box = &s.b};
+    struct sg_done done = {.fn = got_done, .arg = &s.w};
+    struct sg_file_list_done listed = {.fn = got_list, .arg = &list};
+    cr_assert_eq(sg_agent_remove(s.b.agent, "d", true, NULL, &done, NULL), 0);
+    struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = expect(s.sock, SG_AGENT_REMOVE)};
+    cr_assert_eq(sg_agent_list(s.b.agent, "d", true, 10, &listed, NULL), 0);
+    (void)expect(s.sock, SG_AGENT_LIST); /* never answered at all */
+    box_wait(&s.b, &s.w.done);
+    cr_expect_eq(s.w.code, SG_OUTCOME_UNKNOWN);
+    box_wait(&s.b, &list.done);
+    cr_expect_eq(list.code, SG_OUTCOME_UNKNOWN);
+    send_msg(s.sock, &m, NULL, 0); /* at last */
+    struct sg_file_stat_done stat = {.fn = got_stat, .arg = &again};
+    cr_assert_eq(sg_agent_stat(s.b.agent, "f", &stat, NULL), 0);
+    m = (struct sg_agent_msg){.type = SG_AGENT_DONE, .id = expect(s.sock, SG_AGENT_STAT)};
+    m.u.done.error = ENOENT;
+    send_msg(s.sock, &m, NULL, 0);
+    box_wait(&s.b, &again.done);
+    cr_expect_eq(again.code, SG_NOT_FOUND);
+    scene_end(&s, false);
 }
