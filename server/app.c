@@ -54,6 +54,11 @@ static int check_token(void *arg, const char *token, size_t len, const struct sg
     return sg_auth_check(((struct sg_api *)arg)->auth, token, len, ret, err);
 }
 
+static bool asks_for_no_token(void *arg)
+{
+    return !sg_auth_has_tokens(((struct sg_api *)arg)->auth);
+}
+
 /* The one log line of a request. Without its query: that of a relayed one may hold the application's secrets, and that of a caller
  * who mistakes it for the place of a token ours. */
 static void request_done(void *arg, const struct sg_http_event *e)
@@ -339,6 +344,8 @@ static struct sg_http_config http_config(struct app *a, int listen_fd)
                                    .reactor = a->reactor,
                                    .log = a->log,
                                    .auth = check_token,
+                                   .open = asks_for_no_token,
+                                   .public_url = a->cfg->server.public_url,
                                    .done = request_done,
                                    .max_body = a->cfg->server.max_body,
                                    .max_connections = connections_max()};

@@ -17,6 +17,7 @@ static const struct {
     [SG_INVALID_REQUEST] = {"invalid_request", 400, "The request is not valid"},
     [SG_UNAUTHORIZED] = {"unauthorized", 401, "A valid token is needed"},
     [SG_FORBIDDEN] = {"forbidden", 403, "Not permitted"},
+    [SG_CROSS_ORIGIN] = {"cross_origin", 403, "Not for pages of other origins"},
     [SG_NOT_FOUND] = {"not_found", 404, "Not found"},
     [SG_METHOD_NOT_ALLOWED] = {"method_not_allowed", 405, "The method is not allowed here"},
     [SG_NOT_ACCEPTABLE] = {"not_acceptable", 406, "No acceptable representation"},

@@ -4,6 +4,7 @@
 
 #include "http/accept.h"
 #include "http/auth.h"
+#include "http/cross_site.h"
 #include "http/layout.h"
 #include "http/request_priv.h"
 
@@ -183,8 +184,14 @@ int sg_admit_authenticate(struct sg_request *r, struct sg_error *err)
     const char *token = NULL;
     if (find_token(r, &token, err) < 0)
         return -1;
-    if (!r->http->cfg.auth)
+    const struct sg_http_config *cfg = &r->http->cfg;
+    if (!cfg->auth)
         return 0;
+    /* What a sandbox serves may be meant for pages of other origins; to reach it they must have been told the lease's id. */
+    bool trusted = relayed(r) || !cfg->open || !cfg->open(cfg->app);
+    struct sg_head head = {r->method, r->version, r->target, r->headers, r->n_headers};
+    if (!trusted && sg_cross_site_check(&head, cfg->public_url, err) < 0)
+        return -1;
     return r->http->cfg.auth(r->http->cfg.app, token, token ? strlen(token) : 0, &r->principal, err);
 }
 

@@ -36,6 +36,9 @@ struct sg_http_config {
     /* Checks a token (NULL: none was sent). 0: *ret is a reference the server gives back with
      * sg_principal_unref(); -1: SG_UNAUTHORIZED or so. NULL: nobody is asked, the principal stays NULL. */
     int (*auth)(void *app, const char *token, size_t len, const struct sg_principal **ret, struct sg_error *err);
+    /* Does auth let everybody in? Then where a request comes from is looked at instead (cross_site.h). NULL: no. */
+    bool (*open)(void *app);
+    const char *public_url; /* how callers reach this server, borrowed; NULL: not configured */
     void (*done)(void *app, const struct sg_http_event *e); /* or NULL */
     /* Requests for a Host this accepts go to host_route (path "/{rest...}") whatever their path. NULL: none. */
     bool (*host_match)(void *app, const char *host);
