@@ -89,6 +89,48 @@ bool sg_field_if_range(const char *text, const struct sg_file_stat *st)
     return sg_streq(text, etag);
 }
 
+/* ---- ranges ---- */
+
+/* One digit string, which may say more than fits; false when there is none. */
+static bool number(const char **p, uint64_t *ret)
+{
+    uint64_t v = 0;
+    const char *s = *p;
+
+    for (; *s >= '0' && *s <= '9'; s++)
+        v = v > UINT64_MAX / 10 - 10 ? UINT64_MAX : v * 10 + (uint64_t)(*s - '0');
+    bool any = s != *p;
+    *p = s;
+    *ret = v;
+    return any;
+}
+
+int sg_field_range(const char *text, uint64_t size, struct sg_byte_range *ret, struct sg_error *err)
+{
+    uint64_t first, last;
+
+    *ret = (struct sg_byte_range){.len = size};
+    if (!text || strncasecmp(text, "bytes=", 6) != 0)
+        return 0;
+    const char *p = text + 6;
+    bool has_first = number(&p, &first);
+    if (*p++ != '-')
+        return 0;
+    bool has_last = number(&p, &last);
+    if (*p != '\0' || (!has_first && !has_last) || (has_first && has_last && last < first))
+        return 0;
+    if (!has_first) {
+        first = last < size ? size - last : 0;
+        if (last == 0)
+            first = size;
+    }
+    if (first >= size)
+        return sg_error_set(err, SG_RANGE_NOT_SATISFIABLE, "the file has %llu bytes", (unsigned long long)size);
+    uint64_t end = has_first && has_last && last < size - 1 ? last + 1 : size;
+    *ret = (struct sg_byte_range){.first = first, .len = end - first, .partial = true};
+    return 0;
+}
+
 /* ---- dates ---- */
 
 static const char *const days[] = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};

@@ -12,6 +12,14 @@ int sg_field_if_none_match(const char *text, struct sg_condition *ret, struct sg
 /* Is this If-Range the strong tag of st? A date never is, it is too coarse. */
 bool sg_field_if_range(const char *text, const struct sg_file_stat *st);
 
+struct sg_byte_range {
+    uint64_t first, len;
+    bool partial; /* false: the whole file */
+};
+/* Range (NULL: none) of a file of `size` bytes: a single byte range; other forms are ignored, as RFC 9110 14.2 lets a server. -1:
+ * SG_RANGE_NOT_SATISFIABLE. */
+int sg_field_range(const char *text, uint64_t size, struct sg_byte_range *ret, struct sg_error *err);
+
 /* "Sun, 06 Nov 1994 08:49:37 GMT". */
 #define SG_HTTP_DATE_LEN 32
 void sg_field_date(int64_t seconds, char out[SG_HTTP_DATE_LEN]);

@@ -5,53 +5,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-struct range {
-    uint64_t first, len;
-    bool partial;
-};
-
-/* One digit string, which may say more than fits; false when there is none. */
-static bool number(const char **p, uint64_t *ret)
-{
-    uint64_t v = 0;
-    const char *s = *p;
-
-    for (; *s >= '0' && *s <= '9'; s++)
-        v = v > UINT64_MAX / 10 - 10 ? UINT64_MAX : v * 10 + (uint64_t)(*s - '0');
-    bool any = s != *p;
-    *p = s;
-    *ret = v;
-    return any;
-}
-
-/* RFC 9110 section 14: a single byte range; other forms are ignored, as a server may. -1: not satisfiable. */
-static int parse_range(const char *text, uint64_t size, struct range *ret, struct sg_error *err)
-{
-    uint64_t first, last;
-
-    *ret = (struct range){.len = size};
-    if (!text || strncasecmp(text, "bytes=", 6) != 0)
-        return 0;
-    const char *p = text + 6;
-    bool has_first = number(&p, &first);
-    if (*p++ != '-')
-        return 0;
-    bool has_last = number(&p, &last);
-    if (*p != '\0' || (!has_first && !has_last) || (has_first && has_last && last < first))
-        return 0;
-    if (!has_first) {
-        first = last < size ? size - last : 0;
-        if (last == 0)
-            first = size;
-    }
-    if (first >= size)
-        return sg_error_set(err, SG_RANGE_NOT_SATISFIABLE, "the file has %llu bytes", (unsigned long long)size);
-    uint64_t end = has_first && has_last && last < size - 1 ? last + 1 : size;
-    *ret = (struct range){.first = first, .len = end - first, .partial = true};
-    return 0;
-}
-
-static void range_headers(struct sg_request *r, const struct range *g, uint64_t size)
+static void range_headers(struct sg_request *r, const struct sg_byte_range *g, uint64_t size)
 {
     char text[96];
 
@@ -124,7 +78,7 @@ static void download_closed(void *arg)
     download_unref(d);
 }
 
-static void send_file(struct sg_request *r, struct sg_entry *e, int status, struct sg_file_source *src, const struct range *g)
+static void send_file(struct sg_request *r, struct sg_entry *e, int status, struct sg_file_source *src, const struct sg_byte_range *g)
 {
     struct download *d = sg_xcalloc(1, sizeof *d);
 
@@ -247,11 +201,11 @@ static void size_headers(const struct get_call *c, bool cut)
 /* The answer, once everything is known. Consumes the file. */
 static void send_source(struct get_call *c)
 {
-    struct range g;
+    struct sg_byte_range g;
     struct sg_error err = {0};
     uint64_t size = c->src.stat.size;
 
-    if (parse_range(range_header(c), size, &g, &err) < 0) {
+    if (sg_field_range(range_header(c), size, &g, &err) < 0) {
         char text[48];
         snprintf(text, sizeof text, "bytes */%llu", (unsigned long long)size);
         sg_respond_header(c->r, "Content-Range", text);

@@ -3,6 +3,7 @@
 #include "fuzz.h"
 
 #include <dirent.h>
+#include <stdbool.h>
 #include <string.h>
 
 #define INPUT_MAX 65536U
@@ -87,13 +88,14 @@ static int run_corpus(const char *path)
 {
     static struct input seed;
     static struct input mutant;
+    struct dirent **names = NULL;
     uint64_t s = 0x9e3779b97f4a7c15U;
     int files = 0;
-    DIR *dir = opendir(path);
-    if (!dir)
-        return -1;
-    for (struct dirent *e = readdir(dir); e; e = readdir(dir)) {
-        if (e->d_name[0] == '.' || read_input(path, e->d_name, &seed) != 0)
+    int n = scandir(path, &names, NULL, alphasort); /* in order, so that every run makes the same mutations */
+    for (int k = 0; k < n; k++) {
+        bool usable = names[k]->d_name[0] != '.' && read_input(path, names[k]->d_name, &seed) == 0;
+        free(names[k]);
+        if (!usable)
             continue;
         run(&seed);
         for (int i = 0; i < MUTATIONS; i++) {
@@ -104,7 +106,7 @@ static int run_corpus(const char *path)
         }
         files++;
     }
-    closedir(dir);
+    free(names);
     return files;
 }
 
