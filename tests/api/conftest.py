@@ -1,14 +1,10 @@
 import os
-import pwd
-import subprocess
 import sys
 
 import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import Server  # noqa: E402
-
-TEST_USER = "sandgate-test"
+from harness import Server, users  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -26,14 +22,8 @@ def server_kinds():
 
 
 def account(kind):
-    """The account to start a server of that kind under; None: our own."""
-    if kind == "root" or os.geteuid() != 0:
-        return None
-    try:
-        pwd.getpwnam(TEST_USER)
-    except KeyError:
-        subprocess.run(["useradd", "--system", "--shell", "/usr/sbin/nologin", TEST_USER], check=True)
-    return TEST_USER
+    """The user to start a server of that kind as; None: ourselves."""
+    return None if kind == "root" or os.geteuid() != 0 else users()
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,11 @@ Only the standard library. The binary is $SANDGATE_BIN (default build/sandgate).
 $SANDGATE_OBSERVED (JSON lines) when that is set, so that the contract check can compare it with the API description.
 """
 import base64
+import copy
 import http.client
+import itertools
 import json
 import os
-import pwd
 import re
 import shutil
 import signal
@@ -173,11 +174,23 @@ def output(result, name="stdout"):
     return base64.b64decode(data) if result[name + "_encoding"] == "base64" else data.encode()
 
 
+# What the kernel counts per user (processes, descriptors under way) servers of one user share, so every server here gets users of its
+# own, also beside other runs on this machine: a block for its sandboxes, and one to run as if it is not to be ours.
+USERS_PER_SERVER = 256
+_block = itertools.count()
+
+
+def users():
+    """The first of a block of user ids that nobody else has."""
+    return 400000000 + 4096 * (os.getpid() % 400000) + USERS_PER_SERVER * (next(_block) % (4096 // USERS_PER_SERVER))
+
+
 class Server:
-    """config: a dict (YAML is a superset of JSON). user: run as this account instead of our own."""
+    """config: a dict (YAML is a superset of JSON). user: run as this user id instead of our own."""
 
     def __init__(self, config=None, env=None, user=None, args=(), binary=None):
-        self.config, self.env, self.user, self.args = config or {}, env or {}, user, list(args)
+        self.config, self.env, self.user, self.args = copy.deepcopy(config or {}), env or {}, user, list(args)
+        self.uid_base = self.config.setdefault("local_bwrap", {}).setdefault("uid_base", users())
         self.binary = binary or BIN
         self.dir = tempfile.mkdtemp(prefix="sandgate-test-")
         os.chmod(self.dir, 0o755)
@@ -186,8 +199,7 @@ class Server:
         self.process, self.port = None, None
         os.mkdir(self.state, 0o700)
         if user:
-            u = pwd.getpwnam(user)
-            os.chown(self.state, u.pw_uid, u.pw_gid)
+            os.chown(self.state, user, user)
 
     def __enter__(self):
         try:
@@ -208,8 +220,7 @@ class Server:
             json.dump(self.config, f)
         cmd = [self.binary, "serve", "--config", path, "--state-dir", self.state, "--listen", "127.0.0.1:0", *self.args]
         if self.user:
-            u = pwd.getpwnam(self.user)
-            cmd = ["setpriv", f"--reuid={u.pw_uid}", f"--regid={u.pw_gid}", "--init-groups", "--inh-caps=-all", *cmd]
+            cmd = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups", "--inh-caps=-all", *cmd]
         return cmd
 
     def start(self, ready=True):

@@ -5,6 +5,26 @@ import ws
 from harness import SLOW
 from upstream import Conn
 
+# What listens goes on in the background from here; its command ends, so nobody has to ask whether it is up.
+BACKGROUND = r"""
+def background():
+    import os
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    for fd in 0, 1, 2:
+        os.dup2(os.open("/dev/null" if fd == 0 else "/tmp/log", os.O_RDWR | os.O_CREAT | os.O_APPEND), fd)
+"""
+
+
+def start(client, lease, code, *args):
+    """Runs Python code, which calls background() once it listens, before any thread."""
+    name = f"/tmp/service-{abs(hash(code))}.py"
+    assert client.write(lease, name, (BACKGROUND + code).encode()).status in (200, 201)
+    r = client.exec(lease, ["python3", name, *map(str, args)], env={"PYTHONPATH": "/workspace"})
+    assert r["returncode"] == 0, r
+
+
 # A service that says what it got, redirects, streams, and closes when told so.
 SERVICE = r"""
 import http.server, json, os, sys, time
@@ -31,7 +51,7 @@ class H(http.server.BaseHTTPRequestHandler):
 class S(http.server.ThreadingHTTPServer):
     if sys.argv[2] == "6": import socket; address_family = socket.AF_INET6
 s = S((sys.argv[3], int(sys.argv[1])), H)
-open("/tmp/up-" + sys.argv[1], "w").close()
+background()
 s.serve_forever()
 """
 
@@ -62,7 +82,7 @@ def serve(c):
     except (EOFError, OSError): pass
     finally: c.file.close(); c.sock.close()
 s = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-open("/tmp/up-" + sys.argv[1], "w").close()
+background()
 while True: threading.Thread(target=serve, args=(Conn(s.accept()[0]),), daemon=True).start()
 """
 
@@ -70,10 +90,7 @@ while True: threading.Thread(target=serve, args=(Conn(s.accept()[0]),), daemon=T
 def start_websockets(client, lease, port=8100):
     with open(os.path.join(os.path.dirname(__file__), "ws.py"), "rb") as f:
         client.write(lease, "ws.py", f.read())
-    client.write(lease, "websockets.py", WEBSOCKETS.encode())
-    r = client.exec(lease, f"python3 websockets.py {port} >/tmp/log 2>&1 & for i in $(seq 1000); do test -e /tmp/up-{port} && exit 0; sleep 0.01; done; "
-                           "cat /tmp/log; exit 1")
-    assert r["returncode"] == 0, r
+    start(client, lease, WEBSOCKETS, port)
 
 
 def open_socket(server, lease, token, port=8100, headers=""):
@@ -86,7 +103,4 @@ def open_socket(server, lease, token, port=8100, headers=""):
 
 
 def start_service(client, lease, port=8000, family="4", address="127.0.0.1"):
-    assert client.write(lease, "service.py", SERVICE.encode()).status in (200, 201)
-    r = client.exec(lease, f"python3 service.py {port} {family} {address} >/tmp/log 2>&1 & "
-                           f"for i in $(seq 1000); do test -e /tmp/up-{port} && exit 0; sleep 0.01; done; cat /tmp/log; exit 1")
-    assert r["returncode"] == 0, r
+    start(client, lease, SERVICE, port, family, address)

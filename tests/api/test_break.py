@@ -17,7 +17,7 @@ import time
 import pytest
 
 from conftest import account, server_kinds
-from harness import BIN, SLOW, Client, Server, wait_until
+from harness import BIN, SLOW, USERS_PER_SERVER, Client, Server, wait_until
 
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can look at and kill what a server started")
 
@@ -53,9 +53,9 @@ def agents(server):
 class Leftovers:
     """Everything of one server is told apart by its host uids and its state directory."""
 
-    def __init__(self, uid_base, state):
-        self.uids = range(uid_base, uid_base + 64)
-        self.state = state
+    def __init__(self, server):
+        self.uids = range(server.uid_base, server.uid_base + USERS_PER_SERVER)
+        self.state = state = os.path.realpath(server.state)
         self.group = "sandgate-" + hashlib.sha256(state.encode()).hexdigest()[:12]
 
     def processes(self):
@@ -87,10 +87,10 @@ class Leftovers:
         return [x for x in (self.processes(), self.mounts(), self.groups(), self.directories()) if x]
 
 
-def private_server(uid_base, size=4, **config):
-    config.setdefault("local_bwrap", {}).update(size=size, uid_base=uid_base)
+def private_server(size=4, **config):
+    config.setdefault("local_bwrap", {}).update(size=size)
     s = Server(config)
-    s.left = Leftovers(uid_base, os.path.realpath(s.state))
+    s.left = Leftovers(s)
     return s
 
 
@@ -218,7 +218,7 @@ STATES = {"creating", "ready", "releasing", "terminated", "failed", "expired", "
 def test_kill_9_at_any_moment_leaves_nothing(soak):
     """After the next start nothing of before runs or lies about, and every lease that was ever answered is known truthfully."""
     rng = random.Random(20260730)
-    s = private_server(3100000)
+    s = private_server()
     known = []
     try:
         for round in range(10 if soak else 4):
@@ -257,7 +257,7 @@ def test_kill_9_at_any_moment_leaves_nothing(soak):
 
 @only_root
 def test_kill_9_of_server_and_spawner_together(soak):
-    s = private_server(3101000)
+    s = private_server()
     try:
         s.start()
         s.wait_slots(4)
@@ -317,7 +317,7 @@ def test_agents_and_bwrap_killed_under_traffic(kind, soak):
 
 @only_root
 def test_a_dead_spawner_is_said_clearly():
-    s = private_server(3102000)
+    s = private_server()
     try:
         s.start()
         s.wait_slots(4)

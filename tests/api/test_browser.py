@@ -8,6 +8,7 @@ import pytest
 from browser import Browser
 from gateway import Nginx
 from harness import Server
+from sandboxed import start
 
 # A web app with a page, an echo of requests, events, a WebSocket, and a list of whoever asked. Runs inside sandboxes, beside ws.py.
 APP = r"""
@@ -55,7 +56,7 @@ def serve(c):
     except (EOFError, OSError, ValueError): pass
     finally: c.file.close(); c.sock.close()
 s = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-open("/tmp/app-up", "w").close()
+background()
 while True: threading.Thread(target=serve, args=(Conn(s.accept()[0]),), daemon=True).start()
 """
 
@@ -84,9 +85,7 @@ class World:
         lease = self.client.lease()
         with open(os.path.join(os.path.dirname(__file__), "ws.py"), "rb") as f:
             self.client.write(lease, "ws.py", f.read())
-        self.client.write(lease, "app.py", APP.encode())
-        r = self.client.exec(lease, f"python3 app.py 8000 {DOMAIN} >/tmp/log 2>&1 & for i in $(seq 1000); do test -e /tmp/app-up && exit 0; sleep 0.01; done; cat /tmp/log; exit 1")
-        assert r["returncode"] == 0, r
+        start(self.client, lease, APP, 8000, DOMAIN)
         return lease
 
     def endpoint(self, lease):

@@ -18,6 +18,7 @@ import urllib.parse
 import pytest
 
 from harness import SLOW, Client, Server, wait_until
+from sandboxed import start
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "raw"))
 from rawhttp import Conn  # noqa: E402
@@ -82,12 +83,8 @@ class H(http.server.BaseHTTPRequestHandler):
 
 
 def serve(client, lease, port, handler):
-    code = ("import http.server, json\n" + handler + f"\ns = http.server.ThreadingHTTPServer(('127.0.0.1', {port}), H)\n"
-            f"open('/tmp/up-{port}', 'w').close()\ns.serve_forever()\n")
-    client.write(lease, f"/tmp/serve{port}.py", code.encode())
-    r = client.exec(lease, f"python3 /tmp/serve{port}.py >/tmp/log 2>&1 & "
-                           f"for i in $(seq 2000); do test -e /tmp/up-{port} && exit 0; sleep 0.01; done; cat /tmp/log >&2; exit 1")
-    assert r["returncode"] == 0, r
+    start(client, lease, "import http.server, json\n" + handler + f"\ns = http.server.ThreadingHTTPServer(('127.0.0.1', {port}), H)\n"
+                         "background()\ns.serve_forever()\n")
 
 
 class Operation:

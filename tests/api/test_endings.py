@@ -16,6 +16,7 @@ import time
 import pytest
 
 from harness import BIN, SLOW, Client, Server, wait_until
+from sandboxed import start
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "raw"))
 from rawhttp import Conn  # noqa: E402
@@ -166,9 +167,8 @@ def test_what_does_not_end_is_cut_after_the_drain_timeout():
         a, b = c.lease(), c.lease()
         code = ("import http.server\nclass H(http.server.BaseHTTPRequestHandler):\n"
                 " def do_GET(self):\n  self.send_response(200); self.end_headers()\n  while True: self.wfile.write(b'tick\\n')\n"
-                "s = http.server.HTTPServer(('127.0.0.1', 8000), H); open('/tmp/up', 'w').close(); s.serve_forever()\n")
-        c.write(b, "serve.py", code.encode())
-        assert c.exec(b, "python3 serve.py >/dev/null 2>&1 & for i in $(seq 2000); do test -e /tmp/up && exit 0; sleep 0.01; done; exit 1")["returncode"] == 0
+                "s = http.server.HTTPServer(('127.0.0.1', 8000), H); background(); s.serve_forever()\n")
+        start(c, b, code)
 
         def endless():
             try:

@@ -11,6 +11,7 @@ import pytest
 
 from conftest import account, server_kinds
 from harness import BIN, SLOW, Server, wait_until
+from sandboxed import start
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "raw"))
 from rawhttp import Conn  # noqa: E402
@@ -57,7 +58,7 @@ class H(http.server.BaseHTTPRequestHandler):
         out = json.dumps([self.requestline, self.headers.items()]).encode()
         self.send_response(200); self.send_header("Content-Length", str(len(out))); self.end_headers(); self.wfile.write(out)
 s = http.server.ThreadingHTTPServer(("127.0.0.1", 8000), H)
-open("/tmp/up", "w").close()
+background()
 s.serve_forever()
 """
 
@@ -165,8 +166,7 @@ def test_what_fails_further_in(world):
 
 def test_services_in_the_sandbox_see_none_of_ours(world):
     one = world.one
-    one.write(world.lease, "echo.py", ECHO.encode())
-    assert one.exec(world.lease, "python3 echo.py >/dev/null 2>&1 & for i in $(seq 2000); do test -e /tmp/up && exit 0; sleep 0.01; done; exit 1")["returncode"] == 0
+    start(one, world.lease, ECHO)
     look, url = everything(world), f"/leases/{world.lease}/proxy/8000/x"
     for headers in ({"Authorization": "Bearer " + TENANT}, {"Authorization": "bearer   " + TENANT}, {"X-API-Key": TENANT}, {"Sandgate-Endpoint-Token": world.endpoint},
                     {"Sandgate-Endpoint-Token": world.endpoint, "Authorization": "Bearer " + TENANT}, {"Sandgate-Endpoint-Token": world.endpoint, "X-API-Key": ADMIN},
