@@ -10,9 +10,12 @@
 #include <errno.h>
 #include <limits.h>
 #include <malloc.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 /* The API description, embedded at build time. */
@@ -462,6 +465,54 @@ static void reload(struct app *a)
     sg_config_free(fresh);
 }
 
+/* While running work may finish, a further signal to stop says that it need not. */
+struct impatience {
+    struct app *app;
+    struct sg_watch watch;
+    struct sg_task end;
+    sem_t ended;
+};
+
+static void signalled(struct sg_watch *w, uint32_t events SG_UNUSED)
+{
+    struct impatience *i = sg_container_of(w, struct impatience, watch);
+    struct signalfd_siginfo info;
+
+    if (read(w->fd, &info, sizeof info) != (ssize_t)sizeof info)
+        return;
+    sg_log_event(i->app->log, SG_LOG_INFO, "drain_cut_short", NULL);
+    sg_http_hurry(i->app->http);
+}
+
+static void end_impatience(struct sg_task *t)
+{
+    struct impatience *i = sg_container_of(t, struct impatience, end);
+
+    sg_watch_del(i->app->reactor, &i->watch);
+    sem_post(&i->ended);
+}
+
+static void drain(struct app *a)
+{
+    struct impatience i = {.app = a, .watch = {.ready = signalled, .fd = -1}, .end = {.run = end_impatience}};
+    struct sg_error err = {0};
+    sigset_t stop;
+
+    sem_init(&i.ended, 0, 0);
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTERM);
+    sigaddset(&stop, SIGINT);
+    i.watch.fd = signalfd(-1, &stop, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (i.watch.fd < 0 || sg_watch_add(a->reactor, &i.watch, EPOLLIN, &err) < 0)
+        sg_error_clear(&err); /* out of descriptors: then it takes its time */
+    sg_http_wait_idle(a->http, a->cfg->server.drain_timeout_ms);
+    sg_reactor_post(a->reactor, &i.end);
+    while (sem_wait(&i.ended) != 0) {
+    }
+    sem_destroy(&i.ended);
+    sg_close(i.watch.fd);
+}
+
 static void serve(struct app *a, const sigset_t *signals)
 {
     int sig;
@@ -470,7 +521,7 @@ static void serve(struct app *a, const sigset_t *signals)
         reload(a);
     sg_log_event(a->log, SG_LOG_INFO, "draining", NULL);
     sg_service_drain(a->service); /* readiness is false and nothing new begins, but health checks are still answered */
-    sg_http_wait_idle(a->http, a->cfg->server.drain_timeout_ms);
+    drain(a);
     sg_http_stop(a->http, 0, CANCEL_MS);
 }
 

@@ -498,7 +498,23 @@ static void cancel_one(struct sg_request *r)
 
 bool sg_http_wait_idle(struct sg_http *h, int64_t ms)
 {
-    return wait_for_requests(h, false, ms);
+    struct timespec until = from_now(ms);
+    int rc = 0;
+    pthread_mutex_lock(&h->lock);
+    atomic_fetch_add(&h->waiters, 1);
+    while (busy(h, false) && !atomic_load(&h->hurry) && rc == 0)
+        rc = pthread_cond_timedwait(&h->idle, &h->lock, &until);
+    atomic_fetch_sub(&h->waiters, 1);
+    pthread_mutex_unlock(&h->lock);
+    return !busy(h, false);
+}
+
+void sg_http_hurry(struct sg_http *h)
+{
+    pthread_mutex_lock(&h->lock);
+    atomic_store(&h->hurry, true);
+    pthread_cond_broadcast(&h->idle);
+    pthread_mutex_unlock(&h->lock);
 }
 
 /* Whatever it waits for, it gets moving now and cannot be suspended again. */

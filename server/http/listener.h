@@ -70,6 +70,8 @@ unsigned sg_http_connections(const struct sg_http *h);
 /* Waits until no request is being worked on, at most ms; the server goes on as it is. False: it took longer. Not on a daemon
  * or reactor thread. */
 bool sg_http_wait_idle(struct sg_http *h, int64_t ms);
+/* That wait ends now, and so does every later one. Any thread. */
+void sg_http_hurry(struct sg_http *h);
 /* Closes the listen socket; kept-alive connections get 503 and are closed; running requests go on. Idempotent. */
 void sg_http_drain(struct sg_http *h);
 /* Drains, waits until grace_ms for running requests, then fires SG_CANCEL_SHUTDOWN on the rest, waits up to cancel_ms

@@ -267,6 +267,7 @@ struct sg_http {
     _Atomic unsigned connections;
     _Atomic bool draining;
     _Atomic bool stopping;
+    _Atomic bool hurry; /* nobody waits for running work any more */
     bool drained, stopped; /* the stopping thread's */
     int *quiesced;         /* listen descriptors given back by the daemons; */
     bool *quiet;           /* which have: both under lock */

@@ -220,7 +220,37 @@ def test_waiting_for_a_slot_ends_with_the_server():
                 assert isinstance(r, Exception) or (r.status, r.code) == (503, "shutting_down"), r
 
 
-def test_sigint_is_sigterm_and_a_second_signal_changes_nothing():
+def test_a_second_signal_ends_the_drain_at_once_and_cleanly():
+    with closing(Server({"local_bwrap": {"size": 1}, "server": {"drain_timeout": "120s"}}).start()) as s:
+        s.wait_slots(1)
+        c, mark = s.client(), mark_of(s, "hurry")
+        id = c.lease()
+
+        def endless():
+            return Client(s).exec_response(id, marked(mark))
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            run = pool.submit(endless)
+            wait_until(lambda: running(mark))
+            s.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: c.get("/readyz").status == 503)
+            with pytest.raises(concurrent.futures.TimeoutError):
+                run.result(1)
+            began = time.monotonic()
+            s.process.send_signal(signal.SIGTERM)
+            r = run.result()
+            assert r.status >= 400 or r.json()["killed_by"] in ("lease_end", "hangup"), r
+            assert exits(s) == 0 and time.monotonic() - began < 15 * SLOW
+        assert running(mark) == [] and running(s.state) == []
+        assert any(e["event"] == "drain_cut_short" for e in s.log_events()) and any(e["event"] == "stopped" for e in s.log_events())
+        p = subprocess.run([BIN, "audit", "verify", "--state-dir", s.state], capture_output=True, text=True, timeout=60)
+        assert p.returncode == 0, p
+        s.start()
+        l = s.client().get(f"/leases/{id}").json()
+        assert (l["state"], l["reason"]) == ("terminated", "server_shutdown"), l
+
+
+def test_sigint_is_sigterm_and_signals_while_leases_end_change_nothing():
     with closing(scripted({}).start()) as s:
         s.client().lease()
         s.process.send_signal(signal.SIGINT)
