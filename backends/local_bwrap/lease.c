@@ -47,16 +47,34 @@ static int check_limit(const struct pool *p, const char *field, int64_t asked, i
     return -1;
 }
 
+/* Can it be set for one lease? Fields of what cannot are refused, never ignored. */
+static int check_means(const struct pool *p, const struct sg_limits *l, struct sg_error *err)
+{
+    if (l->disk_bytes > 0 && p->cfg.disk == SG_DISK_DIR) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "limits.disk_max", "nobody limits the disks of local pool \"%s\" (disk: dir)",
+                              p->cfg.name);
+    }
+    if (l->cpu_milli > 0 && sg_spawner_facts(p->l->parts.spawner)->cpu == SG_MEANS_NONE) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "limits.cpu_max", "without control groups nobody can limit CPUs");
+    }
+    /* Its service runs already, and would stay out of a group that there was not for it. */
+    if (p->cfg.mode == SG_POOL_BLACKBOX && ((l->memory_bytes > 0 && p->cfg.memory_max == 0) || (l->pids > 0 && p->cfg.pids_max == 0) ||
+                                            (l->cpu_milli > 0 && p->cfg.cpu_milli == 0))) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "limits", "the service of local pool \"%s\" runs without such a limit", p->cfg.name);
+    }
+    return 0;
+}
+
 static int check_limits(const struct pool *p, const struct sg_limits *l, struct sg_error *err)
 {
-    if (check_limit(p, "limits.memory", l->memory_bytes, p->cfg.memory_max, err) < 0 ||
-        check_limit(p, "limits.pids", l->pids, p->cfg.pids_max, err) < 0 ||
-        check_limit(p, "limits.cpu", l->cpu_milli, p->cfg.cpu_milli, err) < 0 ||
-        check_limit(p, "limits.disk", l->disk_bytes, p->cfg.disk == SG_DISK_TMPFS ? p->cfg.disk_max : 0,
+    if (check_limit(p, "limits.memory_max", l->memory_bytes, p->cfg.memory_max, err) < 0 ||
+        check_limit(p, "limits.pids_max", l->pids, p->cfg.pids_max, err) < 0 ||
+        check_limit(p, "limits.cpu_max", l->cpu_milli, p->cfg.cpu_milli, err) < 0 ||
+        check_limit(p, "limits.disk_max", l->disk_bytes, p->cfg.disk == SG_DISK_TMPFS ? p->cfg.disk_max : 0,
                     err) < 0) {
         return -1;
     }
-    return 0;
+    return check_means(p, l, err);
 }
 
 /* The name "blackbox" is the pool's own service. */
@@ -117,17 +135,21 @@ static void waiter_free(struct waiter *w)
     local_unref(l);
 }
 
+static void leave_queue(struct waiter *w)
+{
+    if (w->queued) {
+        DL_DELETE(w->pool->waiters, w);
+        w->queued = false;
+        set_waiters(w->pool, w->pool->n_waiters - 1);
+    }
+    sg_timer_cancel(w->pool->l->parts.reactor, &w->timer);
+}
+
 /* Answers once. A cancel hook that has begun on another thread still has w: then its task frees it. */
 static void waiter_answer(struct waiter *w, struct sg_sandbox *sb, const struct sg_error *err)
 {
-    struct pool *p = w->pool;
     struct sg_sandbox_done done = w->done;
-    if (w->queued) {
-        DL_DELETE(p->waiters, w);
-        w->queued = false;
-        set_waiters(p, p->n_waiters - 1);
-    }
-    sg_timer_cancel(p->l->parts.reactor, &w->timer);
+    leave_queue(w);
     w->answered = true;
     if (w->cancel == NULL || sg_cancel_unhook(w->cancel, &w->hook)) {
         waiter_free(w);
@@ -138,6 +160,10 @@ static void waiter_answer(struct waiter *w, struct sg_sandbox *sb, const struct 
 static void waiter_cancelled(struct sg_task *t)
 {
     struct waiter *w = WAITER_OF(t, cancel_task);
+    if (w->limiting != NULL) {
+        w->cancelled = true; /* limited() answers */
+        return;
+    }
     if (!w->answered) {
         struct sg_error err = {0};
         sg_error_set(&err, SG_CANCELLED, "the caller gave up waiting");
@@ -177,6 +203,66 @@ void pool_fail_waiters(struct pool *p, const struct sg_error *err)
 
 /* ---- slots ---- */
 
+static bool has_limits(const struct sg_limits *l)
+{
+    return l->memory_bytes > 0 || l->pids > 0 || l->cpu_milli > 0 || l->disk_bytes > 0;
+}
+
+static void note_limits(struct gen *g, const struct sg_limits *l, const struct sg_slot_built *b)
+{
+    g->limits.memory_bytes = l->memory_bytes > 0 ? l->memory_bytes : g->limits.memory_bytes;
+    g->limits.pids = l->pids > 0 ? l->pids : g->limits.pids;
+    g->limits.cpu_milli = l->cpu_milli > 0 ? l->cpu_milli : g->limits.cpu_milli;
+    g->limits.disk_bytes = l->disk_bytes > 0 ? l->disk_bytes : g->limits.disk_bytes;
+    g->built.memory = b->memory;
+    g->built.pids = b->pids;
+    g->built.cpu = b->cpu;
+    g->built.disk = b->disk;
+}
+
+/* The spawner has answered: the sandbox is the waiter's, or ends. */
+static void limited(void *arg, struct sg_slot_built *b, const struct sg_error *err)
+{
+    struct waiter *w = arg;
+    struct gen *g = w->limiting;
+    struct sg_error why = {0};
+    bool cancelled = w->cancelled;
+    w->limiting = NULL;
+    if (cancelled) {
+        sg_error_set(&why, SG_CANCELLED, "the caller gave up waiting");
+        err = &why;
+    }
+    if (b != NULL) {
+        gen_take_limits(g, b);
+        note_limits(g, &w->limits, b);
+    }
+    if (err != NULL) {
+        gen_release(g, NULL);
+        gen_unref(g);
+        waiter_answer(w, NULL, err);
+    } else {
+        waiter_answer(w, &g->sb, NULL);
+    }
+    if (cancelled) {
+        waiter_free(w); /* the task that would have has run */
+    }
+    gen_unref(g);
+    sg_error_clear(&why);
+}
+
+/* The sandbox gets limits of its own before anybody has it. */
+static void limit(struct slot *s, struct waiter *w)
+{
+    struct sg_slot_spec spec = {.slot = s->number,
+                                .disk_bytes = w->limits.disk_bytes,
+                                .memory_bytes = w->limits.memory_bytes,
+                                .pids = w->limits.pids,
+                                .cpu_milli = w->limits.cpu_milli};
+    leave_queue(w);
+    w->limiting = gen_ref(s->gen);
+    sg_spawner_limit(s->pool->l->parts.spawner, &spec, limited, w);
+}
+
 static void give(struct slot *s, struct waiter *w)
 {
     struct gen *g = s->gen;
@@ -187,7 +273,11 @@ static void give(struct slot *s, struct waiter *w)
     atomic_store(&g->sb.refs, 1);
     slot_set_lease(s, w->lease_id);
     slot_set_state(s, SG_SLOT_LEASED);
-    waiter_answer(w, &g->sb, NULL);
+    if (has_limits(&w->limits)) {
+        limit(s, w);
+    } else {
+        waiter_answer(w, &g->sb, NULL);
+    }
 }
 
 void pool_offer(struct slot *s)
@@ -305,6 +395,7 @@ int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct 
     struct waiter *w = sg_xcalloc(1, sizeof *w);
     w->pool = p;
     w->done = *done;
+    w->limits = spec->limits;
     (void)snprintf(w->lease_id, sizeof w->lease_id, "%s", spec->lease_id != NULL ? spec->lease_id : "");
     w->timeout_ms = spec->acquire_timeout_ms >= 0 ? spec->acquire_timeout_ms : p->cfg.acquire_timeout_ms;
     w->cancel = cancel != NULL ? sg_cancel_ref(cancel) : NULL;

@@ -77,6 +77,7 @@ struct gen {
 
     struct sg_slot_built built;  /* without agent_fd and cgroup_fd; constant once READY */
     unsigned n_limit_fds;        /* the first ones of built.limit_fds */
+    struct sg_limits limits;     /* effective; 0: none */
     int mounts;                  /* its mount namespace, or -1; */
     struct sg_hold *mounts_hold; /* and what keeps the slot back until it is closed */
     struct sg_watch death;       /* pidfd */
@@ -138,6 +139,9 @@ struct waiter {
     struct sg_cancel *cancel; /* one reference, or NULL */
     struct sg_cancel_hook hook;
     struct sg_task cancel_task;
+    struct sg_limits limits; /* of its own; 0: the pool's */
+    struct gen *limiting;    /* its sandbox, while the spawner sets them; one reference */
+    bool cancelled;          /* meanwhile */
     bool queued;
     bool answered;
     struct waiter *prev, *next;
@@ -213,6 +217,8 @@ void slot_event(struct slot *s, enum sg_slot_event_kind kind, const struct sg_er
 /* slot.c. Reactor only */
 /* Asks for a sandbox in an empty slot. */
 void slot_want(struct slot *s);
+/* Takes over the descriptors of limits; those of before are closed. */
+void gen_take_limits(struct gen *g, struct sg_slot_built *b);
 /* Ends the sandbox of the slot; done (may be NULL) when nothing of it runs. */
 void gen_release(struct gen *g, const struct sg_done *done);
 /* A slot without a lease is rebuilt, a FAILED one at once. hard: a leased one too, whose lease is lost. */

@@ -342,6 +342,18 @@ int sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, cons
 
 /* ---- metadata ---- */
 
+static json_t *number_or_null(int64_t n)
+{
+    return n > 0 ? json_integer((json_int_t)n) : json_null();
+}
+
+static json_t *limits_json(const struct sg_limits *l)
+{
+    return json_pack("{s:o, s:o, s:o, s:o}", "memory_max", number_or_null(l->memory_bytes), "pids_max", number_or_null(l->pids), "cpu_max",
+                     l->cpu_milli > 0 ? json_real((double)l->cpu_milli / 1000.0) : json_null(), "disk_max",
+                     number_or_null(l->disk_bytes));
+}
+
 struct json_t *sandbox_metadata(struct sg_sandbox *sb)
 {
     struct gen *g = (struct gen *)sb;
@@ -355,6 +367,9 @@ struct json_t *sandbox_metadata(struct sg_sandbox *sb)
                      sg_isolation_name(b->isolation), "tree_kill", sg_tree_kill_name(b->tree_kill),
                      "limits_enforced", "memory", sg_means_name(b->memory), "pids", sg_means_name(b->pids),
                      "cpu", sg_means_name(b->cpu), "disk", sg_means_name(b->disk));
+    if (v != NULL) {
+        (void)json_object_set_new(v, "limits", limits_json(&g->limits));
+    }
     if (v != NULL && c->mode == SG_POOL_BLACKBOX) {
         (void)json_object_set_new(v, "service", json_pack("{s:i, s:s}", "port", (int)c->service_port, "health_path", c->service_health_path));
     }

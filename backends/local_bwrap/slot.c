@@ -281,6 +281,24 @@ static int adopt_groups(struct slot *s, struct gen *g, struct sg_error *err)
     return sg_cgroups_new(&s->cgroups, s->pool->l->parts.reactor, fd, g->built.agent_uid, err);
 }
 
+void gen_take_limits(struct gen *g, struct sg_slot_built *b)
+{
+    int fds[SG_SLOT_LIMIT_FDS];
+    memcpy(fds, b->limit_fds, sizeof fds);
+    for (size_t i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
+        if (&g->built != b) {
+            sg_close(g->built.limit_fds[i]);
+        }
+        g->built.limit_fds[i] = -1;
+    }
+    g->n_limit_fds = 0;
+    for (size_t i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
+        if (fds[i] >= 0) {
+            g->built.limit_fds[g->n_limit_fds++] = fds[i];
+        }
+    }
+}
+
 static int gen_open(struct gen *g, struct sg_slot_built *b, struct sg_error *err)
 {
     struct local *l = g->l;
@@ -294,12 +312,12 @@ static int gen_open(struct gen *g, struct sg_slot_built *b, struct sg_error *err
         .arg = g,
     };
     g->built = *b;
-    for (size_t i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
-        g->built.limit_fds[i] = -1;
-        if (b->limit_fds[i] >= 0) {
-            g->built.limit_fds[g->n_limit_fds++] = b->limit_fds[i];
-        }
-    }
+    gen_take_limits(g, &g->built);
+    const struct sg_local_pool_config *c = &g->slot->pool->cfg;
+    g->limits = (struct sg_limits){.memory_bytes = c->memory_max,
+                                   .pids = c->pids_max,
+                                   .cpu_milli = c->cpu_milli,
+                                   .disk_bytes = c->disk == SG_DISK_TMPFS ? c->disk_max : 0};
     int agent_fd = sg_steal_fd(&g->built.agent_fd);
     g->death = (struct sg_watch){.ready = process_died, .fd = g->built.pidfd};
     mounts_keep(g);

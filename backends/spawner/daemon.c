@@ -98,6 +98,8 @@ static void read_requests(struct sg_daemon *d)
             sg_slot_build(d, &r);
         } else if (r.op == SG_WIRE_DESTROY) {
             sg_slot_destroy(d, &r);
+        } else if (r.op == SG_WIRE_LIMIT) {
+            sg_slot_limit(d, &r);
         } else {
             finish(d);
         }

@@ -104,7 +104,7 @@ static int set_rlimits(struct sg_daemon *d, const struct sg_slot *s)
                           rlimit_for(d, SG_CTL_MEMORY, s->build.memory_bytes));
 }
 
-static uint32_t means(const struct sg_daemon *d, enum sg_controller c, int64_t limit)
+uint32_t slot_means(const struct sg_daemon *d, enum sg_controller c, int64_t limit)
 {
     return limit > 0 ? sg_groups_means(&d->args->groups, c) : SG_MEANS_NONE;
 }
@@ -116,9 +116,9 @@ static void fill_answer(struct sg_daemon *d, struct sg_slot *s, struct sg_wire_a
     a->command_uid = d->args->own.root_server ? command_uid(d, s->n) : d->args->own.uid;
     a->isolation = d->args->own.root_server ? SG_ISOLATION_UID : SG_ISOLATION_DUMPABLE;
     a->tree_kill = s->groups.cmds >= 0 ? SG_TREE_KILL_CGROUP : SG_TREE_KILL_HELPER;
-    a->memory = means(d, SG_CTL_MEMORY, s->build.memory_bytes);
-    a->pids = means(d, SG_CTL_PIDS, s->build.pids);
-    a->cpu = means(d, SG_CTL_CPU, s->build.cpu_milli);
+    a->memory = slot_means(d, SG_CTL_MEMORY, s->build.memory_bytes);
+    a->pids = slot_means(d, SG_CTL_PIDS, s->build.pids);
+    a->cpu = slot_means(d, SG_CTL_CPU, s->build.cpu_milli);
     a->disk = s->build.disk_dir ? SG_MEANS_NONE : SG_MEANS_TMPFS;
 }
 

@@ -35,6 +35,7 @@ void sg_daemon_answer(struct sg_daemon *d, const struct sg_wire_answer *a, const
 int sg_daemon_slots_dir(struct sg_daemon *d);
 
 void sg_slot_build(struct sg_daemon *d, const struct sg_wire_request *r);
+void sg_slot_limit(struct sg_daemon *d, const struct sg_wire_request *r);
 void sg_slot_destroy(struct sg_daemon *d, const struct sg_wire_request *r);
 void sg_slot_on_event(struct sg_daemon *d, uint32_t n, enum sg_slot_event kind);
 void sg_slot_on_exit(struct sg_daemon *d, pid_t pid);

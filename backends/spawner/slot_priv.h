@@ -34,6 +34,8 @@ struct sg_slot {
     size_t info_len, error_len;
 };
 
+/* By what a limit of the slot is enforced; NONE for none. */
+uint32_t slot_means(const struct sg_daemon *d, enum sg_controller c, int64_t limit);
 struct sg_wire_answer slot_answer_to(uint32_t op, uint64_t id, const struct sg_error *err);
 void slot_answer_destroy(struct sg_daemon *d, struct sg_slot *s, const struct sg_error *err);
 void slot_close_build_fds(struct sg_slot *s);

@@ -308,7 +308,7 @@ static struct pending *pending_take(struct sg_spawner *sp, uint64_t id, uint32_t
 {
     for (struct pending **at = &sp->first; *at != NULL; at = &(*at)->next) {
         struct pending *p = *at;
-        bool fits = op == SG_WIRE_BUILT ? p->built != NULL : p->destroyed != NULL;
+        bool fits = op == SG_WIRE_DESTROYED ? p->destroyed != NULL : p->built != NULL;
         if (p->request.id != id || !fits) {
             continue;
         }
@@ -357,6 +357,24 @@ void sg_spawner_build(struct sg_spawner *sp, const struct sg_slot_spec *spec,
     flush(sp);
 }
 
+void sg_spawner_limit(struct sg_spawner *sp, const struct sg_slot_spec *limits,
+                      void (*done)(void *arg, struct sg_slot_built *b, const struct sg_error *err), void *arg)
+{
+    if (sp->dead || limits->slot >= SG_SPAWNER_SLOTS_MAX) {
+        struct sg_error err = {0};
+        sg_error_set(&err, SG_UNAVAILABLE, "the spawner is gone");
+        done(arg, NULL, &err);
+        return;
+    }
+    struct pending *p = request(sp, SG_WIRE_LIMIT, limits->slot, arg);
+    p->built = done;
+    p->request.disk_bytes = limits->disk_bytes;
+    p->request.memory_bytes = limits->memory_bytes;
+    p->request.pids = limits->pids;
+    p->request.cpu_milli = limits->cpu_milli;
+    flush(sp);
+}
+
 void sg_spawner_destroy(struct sg_spawner *sp, uint32_t slot,
                         void (*done)(void *arg, const struct sg_error *err), void *arg)
 {
@@ -399,7 +417,7 @@ static bool fill_built(struct sg_slot_built *b, const struct sg_wire_answer *a, 
     b->pids = (enum sg_means)a->pids;
     b->cpu = (enum sg_means)a->cpu;
     b->disk = (enum sg_means)a->disk;
-    return used == n_fds && b->agent_fd >= 0 && b->pidfd >= 0;
+    return used == n_fds;
 }
 
 /* The spawner knows its own PID namespace's number only. */
@@ -423,8 +441,11 @@ static void answer_built(struct pending *p, const struct sg_wire_answer *a, cons
     struct sg_slot_built b;
     struct sg_error err = {0};
     bool good = fill_built(&b, a, fds, n_fds) && a->code == SG_OK;
+    if (good && a->op == SG_WIRE_BUILT) {
+        good = b.agent_fd >= 0 && b.pidfd >= 0;
+        b.agent_pid = good ? pid_of(b.pidfd) : 0;
+    }
     if (good) {
-        b.agent_pid = pid_of(b.pidfd);
         p->built(p->arg, &b, NULL);
         return;
     }
@@ -441,7 +462,7 @@ static void dispatch(struct sg_spawner *sp, struct sg_wire_answer *a, const int 
 {
     struct pending *p = pending_take(sp, a->id, a->op);
     a->message[sizeof a->message - 1] = '\0';
-    if (p != NULL && a->op == SG_WIRE_BUILT) {
+    if (p != NULL && a->op != SG_WIRE_DESTROYED) {
         answer_built(p, a, fds, n_fds);
     } else {
         for (unsigned i = 0; i < n_fds; i++) {

@@ -119,6 +119,12 @@ void sg_spawner_build(struct sg_spawner *sp, const struct sg_slot_spec *spec,
                       void (*done)(void *arg, struct sg_slot_built *b, const struct sg_error *err),
                       void *arg);
 
+/* Other limits for a slot that is built: each of them that is > 0; 0 leaves what it was built with. They last until it is destroyed. done
+ * exactly once: err NULL and b, of which only limit_fds (all of them anew, the callee's) and the means are set; or err
+ * (SG_NOT_SUPPORTED: not with the means there are here; SG_UNAVAILABLE), after which the slot may have some of them. */
+void sg_spawner_limit(struct sg_spawner *sp, const struct sg_slot_spec *limits,
+                      void (*done)(void *arg, struct sg_slot_built *b, const struct sg_error *err), void *arg);
+
 /* Kills the slot and waits until nothing of it is left: no process, no group member, no file. The caller
  * should have closed its agent socket. done(NULL) exactly once; SG_INTERNAL when something would not die
  * within 10 s, then the slot stays unusable. A slot that was never built or has died succeeds too. */

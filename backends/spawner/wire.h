@@ -11,9 +11,11 @@
 enum sg_wire_op {
     SG_WIRE_BUILD = 1, /* server to spawner */
     SG_WIRE_DESTROY,
+    SG_WIRE_LIMIT, /* slot, disk_bytes, memory_bytes, pids, cpu_milli */
     SG_WIRE_READY = 64, /* spawner to server: it has started (or, with a code, has not) */
     SG_WIRE_BUILT,
     SG_WIRE_DESTROYED,
+    SG_WIRE_LIMITED, /* the means, and the descriptors of limits */
 };
 
 struct sg_wire_request {
@@ -28,7 +30,7 @@ struct sg_wire_request {
 struct sg_wire_answer {
     uint32_t magic, op;
     uint64_t id;
-    uint32_t code; /* enum sg_code; SG_OK with BUILT: fds says which descriptors travel along */
+    uint32_t code; /* enum sg_code; SG_OK with BUILT or LIMITED: fds says which descriptors travel along */
     int32_t sys;
     uint32_t fds; /* bits: 0 agent, 1 pidfd, 2 cgroup, 3 oom, 4-6 limits; in this order */
     int32_t agent_pid;
