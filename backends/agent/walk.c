@@ -209,8 +209,11 @@ int walk_remove(int dir)
         e = 0;
         const char *name = level_next(here, &e);
         if (name != NULL) {
+            unsigned before = lifted;
             dirty[depth - 1] = true;
             e = remove_entry(levels, &depth, name, &lifted);
+            if (lifted > before)
+                rounds[0] = 0;
             if (e == -1) {
                 dirty[depth - 1] = false;
                 rounds[depth - 1] = 0;
