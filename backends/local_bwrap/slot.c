@@ -13,7 +13,7 @@
 /* A sandbox that lived so long before it died is no sign of a slot that cannot work. */
 #define PROVEN_MS 10000
 #define RETRY_FIRST_MS 100
-#define RETRY_MAX_MS 30000
+#define RETRY_MAX_MS 5000
 #define FAILURES_FAILED 4U
 
 /* How long the agent's client may take to notice that its agent has died. */
