@@ -2,6 +2,7 @@
 
 #include <jansson.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 static int unsupported(const struct sg_driver *d, const char *what, struct sg_error *err)
 {
@@ -77,6 +78,11 @@ int sg_sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, cons
     }
     if (spec->argv == NULL || spec->argv[0] == NULL || spec->timeout_ms <= 0 || spec->pipe_bytes == 0) {
         return sg_error_set(err, SG_INTERNAL, "a command without argv, timeout or pipe size");
+    }
+    if (spec->tty.rows > 0 && !d->facts.tty) {
+        unsupported(d, "terminals", err);
+        snprintf(err->field, sizeof err->field, "tty");
+        return -1;
     }
     return d->ops->exec_start(sb, spec, sink, ret, err);
 }

@@ -34,6 +34,7 @@ struct sg_driver_facts {
     const char *name;
     unsigned caps; /* enum sg_cap bits this driver really has */
     bool free;
+    bool tty; /* commands may have a terminal */
     bool outlives_server; /* a sandbox survives the server's death: creates are written as intents first */
     const char *const *credentials; /* NULL-terminated names, or NULL */
 };
@@ -84,7 +85,11 @@ struct sg_exec_sink {
     void *arg;
 };
 
-/* A started command. Local: in, out, err are pipes pumped by the reactor. */
+/* A started command. Local: in, out, err are pipes pumped by the reactor.
+ *
+ * On a terminal (spec.tty) out has what comes out of it and err nothing, and in is what is typed: its end types the end-of-file
+ * character, once to end a line that was begun and once more. Without stdin_open the end is typed at the start. The end of the
+ * command's own process, after the same grace for others that have it open, hangs the terminal up. */
 struct sg_exec {
     struct sg_pipe *in;  /* caller writes; NULL when spec.stdin_open is false */
     struct sg_pipe *out; /* caller reads */
@@ -98,6 +103,8 @@ struct sg_exec_ops {
     void (*kill)(struct sg_exec *x, enum sg_killed_by why);
     /* Sends a signal to the command's own process. -1: SG_CONFLICT when it has ended. */
     int (*signal)(struct sg_exec *x, int signo, struct sg_error *err);
+    /* MUST for facts.tty. Of a command on a terminal; 1 to 65535 each. -1: SG_CONFLICT when that has ended. */
+    int (*resize)(struct sg_exec *x, unsigned rows, unsigned cols, const struct sg_done *done, struct sg_error *err);
     /* Drops the caller's interest; after it no callback comes. Does not kill: background children live on. */
     void (*release)(struct sg_exec *x);
 };

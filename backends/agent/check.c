@@ -4,8 +4,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
+
+/* /dev/ptmx on every Linux. */
+#define PTMX_MAJOR 5
+#define PTMX_MINOR 2
 
 #ifndef SO_NETNS_COOKIE
 #define SO_NETNS_COOKIE 71
@@ -22,6 +28,19 @@ const char *sg_agent_check_file(int fd, int access, struct stat *st)
     if (fstatfs(fd, &fs) < 0 || sg_agent_fs_refused((unsigned long)fs.f_type))
         return "a file of a pseudo file system";
     return NULL;
+}
+
+const char *sg_agent_check_terminal(int fd)
+{
+    struct stat st;
+    unsigned number;
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || (flags & O_PATH) != 0 || (flags & O_ACCMODE) != O_RDWR)
+        return "a terminal opened in another way than asked for";
+    if (fstat(fd, &st) < 0 || !S_ISCHR(st.st_mode) || st.st_rdev != makedev(PTMX_MAJOR, PTMX_MINOR) ||
+        ioctl(fd, TIOCGPTN, &number) < 0)
+        return "a descriptor that is not the master of a terminal";
+    return fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ? "a terminal that cannot be made non-blocking" : NULL;
 }
 
 static bool option_is(int fd, int name, int want)

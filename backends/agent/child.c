@@ -16,6 +16,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/fsuid.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -176,6 +177,8 @@ static int child_main(void *arg)
     struct child *c = arg;
     setsid();
     join_groups(c);
+    if (c->terminal >= 0 && ioctl(c->terminal, TIOCSCTTY, 0) != 0)
+        fail(c, SG_AGENT_STAGE_TTY);
     if (dup2(c->in, 0) < 0 || dup2(c->out, 1) < 0 || dup2(c->err, 2) < 0)
         fail(c, SG_AGENT_STAGE_FORK);
     /* All are CLOEXEC from birth; this is the net below. */

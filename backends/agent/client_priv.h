@@ -91,6 +91,8 @@ const char *sg_agent_check_file(int fd, int access, struct stat *st);
 /* A TCP socket of `family` and of the network namespace `cookie` (0: any), neither bound to a peer nor
  * listening? */
 const char *sg_agent_check_socket(int fd, int family, uint64_t cookie);
+/* The master of a terminal? Made non-blocking: only its maker, the agent, could have it otherwise. */
+const char *sg_agent_check_terminal(int fd);
 
 /* ---- errno_table.c ---- */
 
@@ -107,7 +109,7 @@ int sg_agent_take_file(const struct sg_agent_msg *m, int fd, int access, const s
 /* ---- client_spawn.c ---- */
 
 /* Where the server's ends of the command's pipes are put, before anything is sent; they are the caller's also
- * on failure. */
+ * on failure. A command on a terminal has none. */
 struct sg_spawn_ends {
     int *in, *out, *err;
 };

@@ -118,6 +118,17 @@ static int pack_pipes(const struct sg_spawn_ends *to, bool in, struct sg_agent_m
     return 0;
 }
 
+static int pack_streams(const struct sg_spawn_ends *to, const struct sg_exec_spec *spec, struct sg_agent_msg *m, struct parcel *p,
+                        struct sg_error *err)
+{
+    if (spec->tty.rows == 0)
+        return pack_pipes(to, spec->stdin_open, m, p, err);
+    m->u.spawn.flags |= SG_AGENT_SPAWN_TTY;
+    m->u.spawn.rows = spec->tty.rows;
+    m->u.spawn.cols = spec->tty.cols;
+    return 0;
+}
+
 static int pack_tree(const struct sg_agent_tree *t, struct sg_agent_msg *m, struct parcel *p,
                      struct sg_error *err)
 {
@@ -148,7 +159,7 @@ int sg_agent_spawn(struct sg_agent *a, const struct sg_exec_spec *spec, const st
     if (r == 0)
         r = pack_blob(&m, &strings, &p, err);
     if (r == 0)
-        r = pack_pipes(ends, spec->stdin_open, &m, &p, err);
+        r = pack_streams(ends, spec, &m, &p, err);
     if (r == 0)
         r = pack_tree(tree, &m, &p, err);
     if (r == 0)

@@ -95,8 +95,10 @@ static void close_rest(struct child *c, int *ctl)
 static void close_command_ends(struct child *c)
 {
     close(c->in);
-    close(c->out);
-    close(c->err);
+    if (c->terminal < 0) {
+        close(c->out);
+        close(c->err);
+    }
     for (unsigned i = 0; i < c->n_tasks; i++)
         close(c->tasks[i]);
 }

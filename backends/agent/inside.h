@@ -57,6 +57,9 @@ void out_send(struct agent *a, struct sg_agent_msg *m, int fd);
 /* The socket takes packets again. */
 void out_flush(struct agent *a);
 void out_done(struct agent *a, uint64_t id, int error);
+/* Sends the master of the terminal of command id; fd is consumed. 0, or an errno when too many descriptors are in flight: then it
+ * was not sent. */
+int out_terminal(struct agent *a, uint64_t id, int fd);
 
 /* ---- child.c: one command ---- */
 
@@ -65,6 +68,7 @@ struct child {
     char **envp;
     const char *cwd;
     int in, out, err;
+    int terminal;    /* in, out and err are this one: becomes its controlling terminal; or -1 */
     int group;       /* directory of a cgroup v2 group to be born in, or -1 */
     int group_procs; /* its cgroup.procs, for where that cannot be */
     int tasks[SG_AGENT_TASKS_MAX];
@@ -107,6 +111,11 @@ void kin_kill_all(struct kin *k, int signals, int patience_ms, void (*reaped)(vo
 
 /* The program in its mode `keeper`. */
 int keeper_main(int argc, char **argv);
+
+/* ---- terminal.c ---- */
+
+/* A new terminal of that size: the command's end, and in *master the server's. -errno. */
+int terminal_open(uint32_t rows, uint32_t cols, int *master);
 
 /* ---- helper.c: a subreaper over one command ---- */
 

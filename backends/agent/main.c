@@ -109,34 +109,66 @@ static char *read_blob(int fd, size_t len)
     return p;
 }
 
-static void spawn_strings(struct agent *a, const struct sg_agent_msg *m, struct passed *p,
-                          const char *strings)
+static void take_passed(struct child *c, const struct sg_agent_msg *m, const struct passed *p)
 {
-    unsigned at = (m->u.spawn.flags & SG_AGENT_SPAWN_BLOB) ? 1 : 0;
-    struct child c = {.argv = a->argv + 1, .envp = a->envp, .in = a->null, .group = -1};
-    if (sg_agent_spawn_split(strings, m->u.spawn.len, m->u.spawn.argc, m->u.spawn.envc, &c.cwd, c.argv,
-                             c.envp) != 0)
-        _exit(EXIT_PROTOCOL);
-    if (m->u.spawn.flags & SG_AGENT_SPAWN_STDIN)
-        c.in = p->fds[at++];
-    c.out = p->fds[at++];
-    c.err = p->fds[at++];
-    if (m->u.spawn.flags & SG_AGENT_SPAWN_GROUP) {
-        c.group = p->fds[at++];
-        c.group_procs = p->fds[at++];
+    uint32_t flags = m->u.spawn.flags;
+    unsigned at = (flags & SG_AGENT_SPAWN_BLOB) ? 1 : 0;
+    if (flags & SG_AGENT_SPAWN_STDIN)
+        c->in = p->fds[at++];
+    if (!(flags & SG_AGENT_SPAWN_TTY)) {
+        c->out = p->fds[at++];
+        c->err = p->fds[at++];
+    }
+    if (flags & SG_AGENT_SPAWN_GROUP) {
+        c->group = p->fds[at++];
+        c->group_procs = p->fds[at++];
     }
     while (at < p->n)
-        c.tasks[c.n_tasks++] = p->fds[at++];
-    c.set_user = a->isolation == SG_AGENT_UID;
-    c.uid = a->command_uid;
-    c.gid = a->command_gid;
+        c->tasks[c->n_tasks++] = p->fds[at++];
+}
+
+static void start(struct agent *a, const struct sg_agent_msg *m, struct child *c)
+{
     struct live *slot = live_find(a, 0);
     if (slot == NULL)
         send_failed(a, m->id, SG_AGENT_STAGE_FORK, EAGAIN);
     else if (m->u.spawn.flags & SG_AGENT_SPAWN_HELPER)
-        start_helped(a, slot, m->id, &c);
+        start_helped(a, slot, m->id, c);
     else
-        start_direct(a, slot, m->id, &c);
+        start_direct(a, slot, m->id, c);
+}
+
+/* The server has the master before anything runs: what then goes wrong goes wrong for nobody. */
+static void start_on_terminal(struct agent *a, const struct sg_agent_msg *m, struct child *c)
+{
+    int master = -1;
+    int fd = terminal_open(m->u.spawn.rows, m->u.spawn.cols, &master);
+    int e = fd < 0 ? -fd : out_terminal(a, m->id, master);
+    if (e != 0) {
+        send_failed(a, m->id, SG_AGENT_STAGE_TTY, e);
+    } else {
+        c->terminal = c->in = c->out = c->err = fd;
+        start(a, m, c);
+    }
+    if (fd >= 0)
+        close(fd);
+}
+
+static void spawn_strings(struct agent *a, const struct sg_agent_msg *m, struct passed *p,
+                          const char *strings)
+{
+    struct child c = {.argv = a->argv + 1, .envp = a->envp, .in = a->null, .terminal = -1, .group = -1};
+    if (sg_agent_spawn_split(strings, m->u.spawn.len, m->u.spawn.argc, m->u.spawn.envc, &c.cwd, c.argv,
+                             c.envp) != 0)
+        _exit(EXIT_PROTOCOL);
+    take_passed(&c, m, p);
+    c.set_user = a->isolation == SG_AGENT_UID;
+    c.uid = a->command_uid;
+    c.gid = a->command_gid;
+    if (m->u.spawn.flags & SG_AGENT_SPAWN_TTY)
+        start_on_terminal(a, m, &c);
+    else
+        start(a, m, &c);
 }
 
 static void spawn(struct agent *a, const struct sg_agent_msg *m, struct passed *p)

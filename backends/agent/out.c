@@ -65,30 +65,39 @@ static void enqueue(struct agent *a, const void *data, size_t len, int fd)
         a->queue_fds++;
 }
 
-void out_send(struct agent *a, struct sg_agent_msg *m, int fd)
+/* False: too many descriptors are in flight for this user. */
+static bool send_or_queue(struct agent *a, struct sg_agent_msg *m, int fd)
 {
     unsigned char data[OUT_PACKET_MAX];
     m->nfds = fd >= 0 ? 1 : 0;
     size_t len = sg_agent_encode(m, data, sizeof data);
     if (len == 0)
         _exit(EXIT_PROTOCOL);
-    if (a->queue_len > 0) {
-        enqueue(a, data, len, fd);
-        return;
-    }
-    int e = put(a, data, len, fd);
+    int e = a->queue_len > 0 ? EAGAIN : put(a, data, len, fd);
     if (e == EAGAIN) {
         enqueue(a, data, len, fd);
-        return;
+        return true;
     }
     if (fd >= 0)
         close(fd);
-    if (e == ETOOMANYREFS && m->type == SG_AGENT_DONE) { /* too many descriptors in flight for this user */
-        out_done(a, m->id, EMFILE);
-        return;
-    }
-    if (e != 0)
+    if (e != 0 && e != ETOOMANYREFS)
         _exit(e == EPIPE || e == ECONNRESET ? EXIT_EOF : EXIT_PROTOCOL);
+    return e == 0;
+}
+
+void out_send(struct agent *a, struct sg_agent_msg *m, int fd)
+{
+    if (send_or_queue(a, m, fd))
+        return;
+    if (m->type != SG_AGENT_DONE)
+        _exit(EXIT_PROTOCOL);
+    out_done(a, m->id, EMFILE);
+}
+
+int out_terminal(struct agent *a, uint64_t id, int fd)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_TERMINAL, .id = id};
+    return send_or_queue(a, &m, fd) ? 0 : EMFILE;
 }
 
 void out_flush(struct agent *a)

@@ -287,7 +287,12 @@ static bool spawn_valid(const struct sg_agent_msg *m)
         return false;
     if (m->u.spawn.envc > SG_AGENT_ENVC_MAX || m->u.spawn.len > SG_AGENT_SPAWN_BYTES_MAX)
         return false;
-    unsigned fixed = 2U + ((f & SG_AGENT_SPAWN_STDIN) ? 1U : 0U) + ((f & SG_AGENT_SPAWN_BLOB) ? 1U : 0U) +
+    bool tty = (f & SG_AGENT_SPAWN_TTY) != 0;
+    uint32_t least = tty ? 1 : 0, most = tty ? SG_AGENT_TTY_SIZE_MAX : 0;
+    if (m->u.spawn.rows < least || m->u.spawn.rows > most || m->u.spawn.cols < least || m->u.spawn.cols > most ||
+        (tty && (f & SG_AGENT_SPAWN_STDIN)))
+        return false;
+    unsigned fixed = (tty ? 0U : 2U) + ((f & SG_AGENT_SPAWN_STDIN) ? 1U : 0U) + ((f & SG_AGENT_SPAWN_BLOB) ? 1U : 0U) +
                      ((f & SG_AGENT_SPAWN_GROUP) ? 2U : 0U);
     return m->nfds >= fixed && m->nfds - fixed <= SG_AGENT_TASKS_MAX;
 }
@@ -316,7 +321,9 @@ static bool valid(const struct sg_agent_msg *m)
         return m->nfds == 0 && m->u.exited.signal <= 64 && m->u.exited.status <= 255;
     case SG_AGENT_SPAWN_FAILED:
         return m->nfds == 0 && m->u.failed.stage >= SG_AGENT_STAGE_FORK &&
-               m->u.failed.stage <= SG_AGENT_STAGE_USER;
+               m->u.failed.stage <= SG_AGENT_STAGE_TTY;
+    case SG_AGENT_TERMINAL:
+        return m->nfds == 1;
     case SG_AGENT_DONE:
         return m->nfds <= 1 && (m->u.done.flags & ~SG_AGENT_DONE_FLAGS) == 0 &&
                (m->nfds == 0 || m->u.done.error == 0);
@@ -343,6 +350,8 @@ static void put_payload(struct writer *w, const struct sg_agent_msg *m)
         put_u32(w, m->u.spawn.flags);
         put_u32(w, m->u.spawn.argc);
         put_u32(w, m->u.spawn.envc);
+        put_u32(w, m->u.spawn.rows);
+        put_u32(w, m->u.spawn.cols);
         put_u32(w, m->u.spawn.len);
         if (!(m->u.spawn.flags & SG_AGENT_SPAWN_BLOB))
             put(w, m->u.spawn.strings, m->u.spawn.len);
@@ -371,6 +380,7 @@ static void put_payload(struct writer *w, const struct sg_agent_msg *m)
         put_stat(w, &m->u.done.stat);
         put_str(w, m->u.done.text, SG_AGENT_TEXT_MAX);
         break;
+    case SG_AGENT_TERMINAL:
     case SG_AGENT_KILL:
         break;
     default:
@@ -403,7 +413,7 @@ static bool sent_by(enum sg_agent_side from, unsigned type)
 {
     if (from == SG_AGENT_FROM_SERVER)
         return type >= SG_AGENT_SPAWN && type <= SG_AGENT_MERGE;
-    return type >= SG_AGENT_HELLO && type <= SG_AGENT_DONE;
+    return type >= SG_AGENT_HELLO && type <= SG_AGENT_TERMINAL;
 }
 
 static void take_payload(struct reader *r, struct sg_agent_msg *m)
@@ -424,6 +434,8 @@ static void take_payload(struct reader *r, struct sg_agent_msg *m)
         m->u.spawn.flags = take_u32(r);
         m->u.spawn.argc = take_u32(r);
         m->u.spawn.envc = take_u32(r);
+        m->u.spawn.rows = take_u32(r);
+        m->u.spawn.cols = take_u32(r);
         m->u.spawn.len = take_u32(r);
         if (!(m->u.spawn.flags & SG_AGENT_SPAWN_BLOB))
             m->u.spawn.strings = take(r, m->u.spawn.len);
@@ -452,6 +464,7 @@ static void take_payload(struct reader *r, struct sg_agent_msg *m)
         take_stat(r, &m->u.done.stat);
         m->u.done.text = take_str(r, 0, SG_AGENT_TEXT_MAX);
         break;
+    case SG_AGENT_TERMINAL:
     case SG_AGENT_KILL:
         break;
     default:

@@ -16,12 +16,16 @@
  *   HELLO         u32 pid, u32 isolation, u32 uid, u32 gid, u32 command uid, u32 command gid, u32 flags
  *                 (HELLO_...), u64 effective capabilities, u64 cookie of the network namespace (0: the kernel
  *                 cannot tell). First packet of the agent, id 0, before any command has run.
- *   SPAWN         u32 flags (SPAWN_...), u32 argc, u32 envc, u32 n; then n bytes: cwd NUL argv[0] NUL ...
+ *   SPAWN         u32 flags (SPAWN_...), u32 argc, u32 envc, u32 rows, u32 cols, u32 n; then n bytes: cwd NUL argv[0] NUL ...
  *                 env[0] NUL ... With SPAWN_BLOB the n bytes are in a sealed memfd instead (for what does not
  *                 fit a packet). Descriptors: [blob] [stdin with SPAWN_STDIN] stdout stderr [with SPAWN_GROUP:
  *                 directory of a cgroup v2 group, its cgroup.procs] [further tasks or cgroup.procs files, the
- *                 rest]. The command is born into the group where clone3 allows it, else it writes itself into
+ *                 rest]. With SPAWN_TTY no stdin, stdout and stderr are passed: the command gets a new terminal of that
+ *                 many rows and columns (else 0) as all three of them and as its controlling terminal. The command is born into
+ *                 the group where clone3 allows it, else it writes itself into
  *                 cgroup.procs as it does with the rest. Answer STARTED or SPAWN_FAILED; EXITED follows STARTED.
+ *   TERMINAL      nothing; descriptor: the master of the command's terminal, not blocking. Once before STARTED of a command with
+ *                 SPAWN_TTY.
  *   STARTED       u32 pid (of the sandbox's namespace)
  *   SPAWN_FAILED  u32 stage, u32 errno
  *   EXITED        u32 status, u32 signal; exactly one of the two means something (signal 0: exited)
@@ -100,6 +104,7 @@
 #define SG_AGENT_TEXT_MAX SG_AGENT_PATH_MAX
 #define SG_AGENT_TARGET_MAX 255U /* where a link points, cut */
 #define SG_AGENT_LIST_BYTES_MAX (32U * 1024U * 1024U)
+#define SG_AGENT_TTY_SIZE_MAX 65535U   /* rows, columns */
 #define SG_AGENT_EXECS_MAX 1024U       /* live commands of one agent */
 #define SG_AGENT_WORKERS_MAX 16U       /* long LISTs, REMOVEs and RENAMEs at the same time */
 #define SG_AGENT_QUEUE_MAX 1024U       /* packets the agent holds for a server that does not read */
@@ -131,6 +136,7 @@ enum sg_agent_type {
     SG_AGENT_SPAWN_FAILED,
     SG_AGENT_EXITED,
     SG_AGENT_DONE,
+    SG_AGENT_TERMINAL,
 };
 
 enum sg_agent_isolation { SG_AGENT_UID = 1, SG_AGENT_DUMPABLE = 2, SG_AGENT_HOST = 3 };
@@ -142,13 +148,15 @@ enum sg_agent_isolation { SG_AGENT_UID = 1, SG_AGENT_DUMPABLE = 2, SG_AGENT_HOST
 #define SG_AGENT_SPAWN_BLOB 2U   /* the strings are in a memfd */
 #define SG_AGENT_SPAWN_HELPER 4U /* under a subreaper helper, for KILL */
 #define SG_AGENT_SPAWN_GROUP 8U  /* into a cgroup v2 group */
-#define SG_AGENT_SPAWN_FLAGS 15U
+#define SG_AGENT_SPAWN_TTY 16U   /* on a terminal of its own */
+#define SG_AGENT_SPAWN_FLAGS 31U
 
 enum sg_agent_stage {
     SG_AGENT_STAGE_FORK = 1,
     SG_AGENT_STAGE_CGROUP,
     SG_AGENT_STAGE_CWD,
-    SG_AGENT_STAGE_USER
+    SG_AGENT_STAGE_USER,
+    SG_AGENT_STAGE_TTY
 };
 
 enum sg_agent_how { SG_AGENT_OPEN_READ = 1, SG_AGENT_OPEN_APPEND, SG_AGENT_OPEN_TEMP, SG_AGENT_OPEN_SCRATCH };
@@ -205,7 +213,7 @@ struct sg_agent_msg {
             uint64_t caps, netns_cookie;
         } hello;
         struct {
-            uint32_t flags, argc, envc, len;
+            uint32_t flags, argc, envc, rows, cols, len;
             const char *strings; /* len bytes; NULL with SG_AGENT_SPAWN_BLOB */
         } spawn;
         struct {

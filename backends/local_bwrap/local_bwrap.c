@@ -330,6 +330,7 @@ int sg_local_bwrap_new(const struct sg_local_parts *parts, const struct sg_local
         .name = "local_bwrap",
         .caps = (unsigned)SG_CAP_FILE_RW | (unsigned)SG_CAP_EXEC | (unsigned)SG_CAP_SNAPSHOT | (unsigned)SG_CAP_PUBLIC_URL,
         .free = true,
+        .tty = true,
     };
     l->parts = *parts;
     atomic_init(&l->refs, 1);

@@ -26,6 +26,7 @@ static const struct {
     [SG_TRAJECTORY_CONFLICT] = {"trajectory_conflict", 409, "The trajectory has a different lease"},
     [SG_IDEMPOTENCY_CONFLICT] = {"idempotency_conflict", 409, "The idempotency key was used for another request"},
     [SG_EXEC_ID_CONFLICT] = {"exec_id_conflict", 409, "The exec id was used for another command"},
+    [SG_NO_TTY] = {"no_tty", 409, "The command has no terminal"},
     [SG_IS_A_DIRECTORY] = {"is_a_directory", 409, "Is a directory"},
     [SG_NOT_A_DIRECTORY] = {"not_a_directory", 409, "Not a directory"},
     [SG_NOT_A_REGULAR_FILE] = {"not_a_regular_file", 409, "Not a regular file"},

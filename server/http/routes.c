@@ -36,6 +36,8 @@ const struct sg_route sg_routes[] = {
      .auth = SG_AUTH_TENANT, .handle = sg_route_exec_stdin, .query = QUERY("eof")},
     {.method = "POST", .path = "/leases/{id}/exec/{eid}/signal", .operation_id = "signalExec", .body = SG_BODY_JSON,
      .auth = SG_AUTH_TENANT, .handle = sg_route_exec_signal},
+    {.method = "POST", .path = "/leases/{id}/exec/{eid}/resize", .operation_id = "resizeExec", .body = SG_BODY_JSON,
+     .auth = SG_AUTH_TENANT, .handle = sg_route_exec_resize},
 
     {.method = "GET", .path = "/leases/{id}/files", .operation_id = "getFile", .auth = SG_AUTH_TENANT, .handle = sg_route_file_get,
      .query = QUERY("path", "max_bytes"), .produces = SG_ANY_TYPE},

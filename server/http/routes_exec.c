@@ -10,13 +10,14 @@
 
 #include <stdio.h>
 
-/* {exec_id, state, started_at} */
+/* {exec_id, state, started_at, tty} */
 static json_t *brief_json(const struct sg_exec_info *i)
 {
     char at[SG_TIME_LEN];
 
     sg_time_format(i->started_us, at);
-    return json_pack("{s:s, s:s, s:s}", "exec_id", i->exec_id, "state", sg_exec_state_name(i->state), "started_at", at);
+    return json_pack("{s:s, s:s, s:s, s:o}", "exec_id", i->exec_id, "state", sg_exec_state_name(i->state), "started_at", at, "tty",
+                     sg_tty_size_json(i->tty));
 }
 
 /* With the result, null while there is none. */
@@ -237,6 +238,62 @@ static void signal_exec(struct sg_request *r, struct sg_api *api, struct sg_entr
 void sg_route_exec_signal(struct sg_request *r, void *app)
 {
     sg_api_with_lease(r, app, signal_exec);
+}
+
+/* ---- the size of a terminal ---- */
+
+struct resize_call {
+    struct sg_request *r;
+    struct sg_tty_size size;
+};
+
+static void resize_done(void *arg, const struct sg_error *err)
+{
+    struct resize_call *c = arg;
+
+    if (err)
+        sg_respond_error(c->r, err);
+    else
+        sg_respond_json(c->r, 200, json_pack("{s:s, s:i, s:i}", "exec_id", sg_req_param(c->r, "eid"), "rows", (int)c->size.rows, "cols",
+                                             (int)c->size.cols));
+    sg_req_unref(c->r);
+    free(c);
+}
+
+static int parse_size(struct sg_request *r, struct sg_tty_size *ret, struct sg_error *err)
+{
+    sg_cleanup(sg_json_p) json_t *body = NULL;
+    struct sg_json_reader rd;
+    size_t len;
+    const char *text = sg_req_body(r, &len);
+
+    return sg_json_parse_object(text, len, &body, err) < 0 || sg_json_begin(&rd, body, "", err) < 0 ||
+                   sg_tty_size_read(&rd, true, ret, err) < 0
+               ? -1
+               : sg_json_end(&rd, err);
+}
+
+static void resize_exec(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+{
+    struct sg_error err = {0};
+    struct sg_tty_size size;
+
+    if (parse_size(r, &size, &err) < 0 || usable(e, &err) < 0) {
+        sg_api_fail(r, &err);
+        return;
+    }
+    struct resize_call *c = sg_xcalloc(1, sizeof *c);
+    *c = (struct resize_call){.r = sg_req_ref(r), .size = size};
+    if (sg_service_exec_resize(api->service, e, sg_req_param(r, "eid"), size, &(struct sg_done){resize_done, c}, &err) == 0)
+        return;
+    sg_api_fail(r, &err);
+    sg_req_unref(r);
+    free(c);
+}
+
+void sg_route_exec_resize(struct sg_request *r, void *app)
+{
+    sg_api_with_lease(r, app, resize_exec);
 }
 
 /* ---- output ---- */

@@ -43,6 +43,7 @@ static void view_of(const struct sg_backend_row *row, struct sg_driver *d, struc
     else
         sg_facts_get(row->name, NULL, &f);
     *v = (struct sg_backend_view){.facts = {.name = row->name, .caps = f.caps, .free = f.free},
+                                  .tty = f.tty,
                                   .built = row->make != NULL,
                                   .registered = d != NULL};
     sg_names_set(&v->facts.credentials, f.credentials, NULL);

@@ -128,6 +128,45 @@ static int parse_exec_id(struct sg_json_reader *r, struct sg_exec_request *q, st
     return 0;
 }
 
+static int read_size(struct sg_json_reader *r, const char *key, bool must, uint16_t *ret, struct sg_error *err)
+{
+    int64_t v;
+    char field[80];
+    int has = sg_json_int(r, key, 1, INT64_MAX, &v, err);
+
+    sg_json_path(r->path, key, field, sizeof field);
+    if (has == 0 && must)
+        return sg_error_field(err, SG_INVALID_REQUEST, field, "is required: a number of characters");
+    if (has <= 0)
+        return has;
+    if (v > SG_TTY_SIZE_MAX)
+        return sg_error_field(err, SG_LIMIT_EXCEEDED, field, "is above the maximum of %d", SG_TTY_SIZE_MAX);
+    *ret = (uint16_t)v;
+    return 0;
+}
+
+int sg_tty_size_read(struct sg_json_reader *r, bool all_given, struct sg_tty_size *size, struct sg_error *err)
+{
+    return read_size(r, "rows", all_given, &size->rows, err) < 0 || read_size(r, "cols", all_given, &size->cols, err) < 0 ? -1 : 0;
+}
+
+json_t *sg_tty_size_json(struct sg_tty_size size)
+{
+    return size.rows ? json_pack("{s:i, s:i}", "rows", (int)size.rows, "cols", (int)size.cols) : json_null();
+}
+
+static int parse_tty(struct sg_json_reader *r, struct sg_exec_request *q, struct sg_error *err)
+{
+    json_t *v;
+    struct sg_json_reader in;
+    int has = sg_json_object(r, "tty", &v, err);
+
+    if (has <= 0)
+        return has;
+    q->tty = (struct sg_tty_size){24, 80};
+    return sg_json_begin(&in, v, "tty", err) < 0 || sg_tty_size_read(&in, false, &q->tty, err) < 0 ? -1 : sg_json_end(&in, err);
+}
+
 static int parse_members(struct sg_json_reader *r, struct sg_exec_request *q, struct sg_error *err)
 {
     const char *cwd;
@@ -149,7 +188,8 @@ static int parse_members(struct sg_json_reader *r, struct sg_exec_request *q, st
         sg_json_int(r, "max_output_bytes", 1, INT64_MAX, &q->max_output_bytes, err) < 0 ||
         sg_json_bool(r, "detach", &q->detach, err) < 0)
         return -1;
-    q->tty = sg_json_any(r, "tty", &v);
+    if (parse_tty(r, q, err) < 0)
+        return -1;
     return sg_json_end(r, err);
 }
 

@@ -19,7 +19,7 @@ struct sg_exec_request {
     size_t stdin_len;
     int64_t max_output_bytes; /* 0: not given */
     bool detach;
-    bool tty;
+    struct sg_tty_size tty; /* rows 0: none */
     char exec_id[SG_ID_MAX]; /* "" unless the caller chose one */
     char hash[65];           /* of the body: tells a repetition from a conflict */
 };
@@ -50,6 +50,12 @@ struct sg_exec_result {
 json_t *sg_exec_result_json(const struct sg_exec_result *r);
 /* The same without the output itself: what the last event of a stream says. */
 json_t *sg_exec_exit_json(const struct sg_exec_result *r);
+
+/* The `rows` and `cols` of a terminal: 0 or -1 (SG_INVALID_REQUEST below 1, SG_LIMIT_EXCEEDED above SG_TTY_SIZE_MAX). Those that are absent
+ * keep what *size has; with all_given they must be there. path: the prefix of field names. */
+int sg_tty_size_read(struct sg_json_reader *r, bool all_given, struct sg_tty_size *size, struct sg_error *err);
+/* {rows, cols}, null for 0 rows. */
+json_t *sg_tty_size_json(struct sg_tty_size size);
 
 /* The `env` member of any request: object of strings. */
 int sg_env_parse(const json_t *v, const char *path, struct sg_env *ret, struct sg_error *err);

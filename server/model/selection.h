@@ -120,11 +120,12 @@ void sg_selection_request_finish(struct sg_selection_request *r);
 /* One backend as GET /backends shows it. */
 struct sg_backend_view {
     struct sg_candidate facts;
+    bool tty;                      /* commands may have a terminal */
     bool built;                    /* this build has a driver for it */
     bool registered;               /* enabled by the configuration */
     const struct sg_error *health; /* of a registered one: NULL is healthy, else why not */
 };
-/* {items: [{name, capabilities, free, credentials: [{name, held}], built, registered, healthy, detail}],
+/* {items: [{name, capabilities, tty, free, credentials: [{name, held}], built, registered, healthy, detail}],
  * next_cursor: null} in the order given. held: the credential names the server has. New value; NULL when
  * memory is out. */
 json_t *sg_backends_json(const struct sg_backend_view *v, size_t n, const struct sg_names *held);

@@ -157,8 +157,8 @@ static json_t *backend_json(const struct sg_backend_view *v, const struct sg_nam
 {
     json_t *healthy = v->registered ? json_boolean(v->health == NULL) : json_null();
     const char *detail = v->registered && v->health ? v->health->message : NULL;
-    return json_pack("{s:s, s:o, s:b, s:o, s:b, s:b, s:o, s:s?}", "name", v->facts.name, "capabilities",
-                     sg_caps_json(v->facts.caps), "free", v->facts.free, "credentials",
+    return json_pack("{s:s, s:o, s:b, s:b, s:o, s:b, s:b, s:o, s:s?}", "name", v->facts.name, "capabilities",
+                     sg_caps_json(v->facts.caps), "tty", v->tty, "free", v->facts.free, "credentials",
                      credentials_json(&v->facts.credentials, held), "built", v->built, "registered",
                      v->registered, "healthy", healthy, "detail", detail);
 }

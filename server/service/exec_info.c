@@ -13,7 +13,7 @@ const char *sg_exec_state_name(enum sg_exec_state s)
 /* Under the lock. has_result says whether there is one; it is not filled in. */
 static void fill_info(const struct sg_command *c, struct sg_exec_info *i)
 {
-    *i = (struct sg_exec_info){.seq = c->seq, .state = c->state, .started_us = c->started_us};
+    *i = (struct sg_exec_info){.seq = c->seq, .state = c->state, .started_us = c->started_us, .tty = c->tty};
     snprintf(i->exec_id, sizeof i->exec_id, "%s", c->id);
     i->has_result = c->state != SG_EXEC_RUNNING && c->state != SG_EXEC_LOST;
 }
@@ -122,4 +122,58 @@ int sg_service_exec_signal(struct sg_service *s, struct sg_entry *lease, const c
                      : sg_error_set(err, SG_CONFLICT, "the command is only just starting; send the signal again");
     sg_command_unref(c);
     return rc;
+}
+
+/* ---- the size of its terminal ---- */
+
+struct resize {
+    struct sg_command *cmd;
+    struct sg_tty_size size;
+    struct sg_done done;
+};
+
+static void resized(void *arg, const struct sg_error *err)
+{
+    struct resize *z = arg;
+
+    if (!err) {
+        pthread_mutex_lock(&z->cmd->s->execs->lock);
+        z->cmd->tty = z->size;
+        pthread_mutex_unlock(&z->cmd->s->execs->lock);
+    }
+    z->done.fn(z->done.arg, err);
+    sg_command_unref(z->cmd);
+    free(z);
+}
+
+static int may_resize(struct sg_command *c, struct sg_error *err)
+{
+    pthread_mutex_lock(&c->s->execs->lock);
+    bool tty = c->tty.rows > 0, started = c->started && c->exists, running = c->state == SG_EXEC_RUNNING;
+    pthread_mutex_unlock(&c->s->execs->lock);
+    if (!tty)
+        return sg_error_set(err, SG_NO_TTY, "the command was started without a tty");
+    if (!running)
+        return sg_error_set(err, SG_CONFLICT, "the command has ended");
+    return started ? 0 : sg_error_set(err, SG_CONFLICT, "the command is only just starting; resize it again");
+}
+
+int sg_service_exec_resize(struct sg_service *s, struct sg_entry *lease, const char *id, struct sg_tty_size size,
+                           const struct sg_done *done, struct sg_error *err)
+{
+    struct sg_command *c = get(s->execs, lease, id, err);
+
+    if (!c)
+        return -1;
+    if (may_resize(c, err) < 0) {
+        sg_command_unref(c);
+        return -1;
+    }
+    struct resize *z = sg_xcalloc(1, sizeof *z);
+    *z = (struct resize){.cmd = c, .size = size, .done = *done};
+    if (sg_run_resize(c->run, size, &(struct sg_done){resized, z}, err) == 0)
+        return 0;
+    sg_command_unref(c);
+    free(z);
+    return -1;
 }

@@ -282,7 +282,8 @@ static void command_done(void *arg, struct sg_run *run, const struct sg_error *e
 
 static int command_env(const struct sg_command *c, struct sg_env *env, struct sg_error *err)
 {
-    if (sg_env_base(env, err) < 0 || sg_env_merge(env, &sg_entry_terms(c->lease)->env, err) < 0)
+    if (sg_env_base(env, err) < 0 || (c->request.tty.rows && sg_env_set(env, "TERM", "xterm-256color", err) < 0) ||
+        sg_env_merge(env, &sg_entry_terms(c->lease)->env, err) < 0)
         return -1;
     return sg_env_merge(env, &c->request.env, err);
 }
@@ -301,7 +302,8 @@ static int start_run(struct sg_command *c, struct sg_sandbox *sb, struct sg_erro
                                             .cwd = c->request.cwd ? c->request.cwd : sg_entry_terms(c->lease)->root,
                                             .env = &env,
                                             .timeout_ms = c->timeout_ms,
-                                            .pipe_bytes = 64U * 1024U},
+                                            .pipe_bytes = 64U * 1024U,
+                                            .tty = c->request.tty},
                                    .stdin_data = c->request.stdin_data,
                                    .stdin_len = c->request.stdin_len,
                                    .stdin_stays = c->request.detach && !c->request.stdin_given,
@@ -460,6 +462,7 @@ static struct sg_command *command_new(struct sg_service *s, const struct sg_exec
     c->request = *args->request;
     *args->request = (struct sg_exec_request){0};
     c->detached = c->request.detach;
+    c->tty = c->request.tty;
     c->keeps = c->detached || c->request.exec_id[0] != '\0';
     if (c->keeps || args->stream)
         c->log = sg_exec_log_new(c->keeps ? s->cfg.exec_history_max : 0, SG_EXEC_WINDOW, &s->execs->memory);
@@ -474,8 +477,6 @@ static struct sg_command *command_new(struct sg_service *s, const struct sg_exec
 
 static int check_request(struct sg_service *s, const struct sg_exec_request *q, struct sg_error *err)
 {
-    if (q->tty)
-        return sg_error_field(err, SG_NOT_SUPPORTED, "tty", "is not available on this server yet");
     if (q->timeout_ms > s->cfg.exec_timeout_max_ms)
         return sg_error_field(err, SG_TIMEOUT_ABOVE_MAXIMUM, "timeout", "is above this server's maximum of %lld seconds",
                               (long long)(s->cfg.exec_timeout_max_ms / 1000));

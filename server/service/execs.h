@@ -9,6 +9,7 @@
 
 struct sg_service;
 struct sg_execs;
+struct sg_done;
 
 struct sg_execs *sg_execs_new(struct sg_service *s);
 /* No command may be running. NULL-safe. */
@@ -45,6 +46,7 @@ struct sg_exec_info {
     uint64_t seq; /* by the order of starts */
     enum sg_exec_state state;
     int64_t started_us; /* wall clock */
+    struct sg_tty_size tty; /* 0 rows: no terminal */
     bool has_result;
     struct sg_exec_result result; /* borrowed for the callback; only filled in by sg_service_exec_get() */
 };
@@ -63,5 +65,9 @@ int sg_service_exec_follow(struct sg_service *s, struct sg_entry *lease, const c
 int sg_service_exec_kill(struct sg_service *s, struct sg_entry *lease, const char *id, struct sg_error *err);
 /* SG_CONFLICT once it has ended. */
 int sg_service_exec_signal(struct sg_service *s, struct sg_entry *lease, const char *id, int signo, struct sg_error *err);
+/* SG_NO_TTY for a command without a terminal; SG_CONFLICT once that has ended. 0: done comes, on any thread; after it everybody sees
+ * the size. */
+int sg_service_exec_resize(struct sg_service *s, struct sg_entry *lease, const char *id, struct sg_tty_size size,
+                           const struct sg_done *done, struct sg_error *err);
 
 #endif

@@ -56,6 +56,7 @@ struct sg_command {
     bool stdin_busy; /* a request writes to it */
     bool stdin_closed;
     enum sg_exec_state state;
+    struct sg_tty_size tty; /* its terminal's present size, 0 rows: it has none */
     struct sg_caller *callers;
     struct sg_error failure; /* state lost: why */
     int64_t ended_ms;

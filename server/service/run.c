@@ -331,6 +331,11 @@ int sg_run_signal(struct sg_run *run, int signo, struct sg_error *err)
     return run->exec->ops->signal(run->exec, signo, err);
 }
 
+int sg_run_resize(struct sg_run *run, struct sg_tty_size size, const struct sg_done *done, struct sg_error *err)
+{
+    return run->exec->ops->resize(run->exec, size.rows, size.cols, done, err);
+}
+
 bool sg_run_has_started(const struct sg_run *run)
 {
     return run->started;

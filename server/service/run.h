@@ -39,6 +39,9 @@ void sg_run_kill(struct sg_run *run, enum sg_killed_by why);
 /* SG_CONFLICT once the command has ended. */
 int sg_run_signal(struct sg_run *run, int signo, struct sg_error *err);
 
+/* Of a command with a terminal. SG_CONFLICT once that has ended; else done comes, on any thread. */
+int sg_run_resize(struct sg_run *run, struct sg_tty_size size, const struct sg_done *done, struct sg_error *err);
+
 /* The command's standard input, borrowed; NULL when it was not left open. */
 struct sg_pipe *sg_run_stdin(const struct sg_run *run);
 

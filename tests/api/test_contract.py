@@ -28,6 +28,7 @@ UNKNOWN_LEASE = "lease_00000000000000000000000000"
 
 # What a probe of an operation sends: its answer has no effect that another test would notice. {lease} is a live lease of tenant a.
 BODIES = {"select": {}, "createLease": {"nope": 1}, "extendLease": {"nope": 1}, "exec": {"nope": 1}, "signalExec": {"signal": "CONT"},
+          "resizeExec": {"rows": 24, "cols": 80},
           "writeExecStdin": b"", "moveFile": {"from": "no-such", "to": "there"}, "issueEndpoint": {"port": 8000}, "verifyReceipt": {}, "putFile": b"",
           "putTar": bytes(1024)}
 QUERIES = {"getFile": "path=kept.txt", "statFile": "path=kept.txt", "putFile": "path=probe.txt", "deleteFile": "path=no-such",
@@ -465,13 +466,14 @@ def test_refused_by_policy(server, lease):
     refused(server.a.post("/leases", {"policy": {"required_capabilities": ["gpu"]}}), 422, "no_backend_satisfies_policy")
     refused(server.a.post(f"/leases/{lease}/extend", {"timeout_sec": 1e9}), 422, "timeout_above_maximum", "timeout_sec")
     refused(server.a.exec_response(lease, "true", timeout=1e9), 422, "timeout_above_maximum", "timeout")
-    refused(server.a.exec_response(lease, "true", tty={"rows": 24, "cols": 80}), 422, "not_supported", "tty")
+    refused(server.a.exec_response(lease, "true", tty={"rows": 24, "cols": 4097}), 422, "limit_exceeded", "tty.cols")
     refused(server.a.exec_response(lease, "true", cwd="none"), 422, "cwd_not_found")
 
 
 def test_what_does_not_exist(server, lease):
     a, l = server.a, f"/leases/{lease}"
-    for r in (a.get(f"{l}/exec/none"), a.delete(f"{l}/exec/none"), a.post(f"{l}/exec/none/signal", {"signal": "TERM"}), a.read(lease, "none"),
+    for r in (a.get(f"{l}/exec/none"), a.delete(f"{l}/exec/none"), a.post(f"{l}/exec/none/signal", {"signal": "TERM"}),
+              a.post(f"{l}/exec/none/resize", {"rows": 1, "cols": 1}), a.read(lease, "none"),
               a.get(f"{l}/files/stat?path=none"), a.get(f"{l}/files/list?path=none"),
               a.delete(f"{l}/files?path=none"), a.post(f"{l}/files/move", {"from": "none", "to": "x"}), a.get("/pools/none"),
               a.get("/receipts/none"), a.get("/receipts/" + "0" * 64), server.admin.get("/slots/none"), server.admin.post("/slots/none/drain"),

@@ -211,7 +211,7 @@ def test_both_streams_at_once(server, lease):
 def test_what_goes_wrong_before_the_start_is_a_status(server, client, lease):
     for body, status, code in (({"command": "true", "cwd": "/nope"}, 422, "cwd_not_found"), ({"command": ""}, 400, "invalid_request"),
                                ({"command": "true", "timeout": 1e9}, 422, "timeout_above_maximum"),
-                               ({"command": "true", "tty": {}}, 422, "not_supported")):
+                               ({"command": "true", "tty": {"rows": 5000}}, 422, "limit_exceeded")):
         for accept in (NDJSON, SSE):
             for more in ({}, {"detach": True}):
                 r = client.post(f"/leases/{lease}/exec", dict(body, **more), headers={"Accept": accept})

@@ -396,6 +396,7 @@ int run_start(struct run *r, struct box *b, const struct run_args *a)
         .cwd = a->cwd,
         .env = &env,
         .stdin_open = a->stdin_open || a->input != NULL,
+        .tty = a->tty,
         .timeout_ms = a->timeout_ms > 0 ? a->timeout_ms : 15000,
         .pipe_bytes = a->pipe_bytes > 0 ? a->pipe_bytes : 65536,
     };

@@ -59,6 +59,7 @@ struct run_args {
     const void *input;
     size_t input_len;
     bool stdin_open;
+    struct sg_tty_size tty;
     int64_t timeout_ms; /* 0: 10 s */
     size_t pipe_bytes;  /* 0: 64 KiB */
 };

@@ -8,12 +8,17 @@
 #include <linux/capability.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+
+#ifndef TIOCGPTPEER
+#define TIOCGPTPEER _IO('T', 0x41)
+#endif
 
 static ssize_t send_raw(int sock, const void *data, size_t len, const int *fds, unsigned n)
 {
@@ -42,7 +47,8 @@ static void send_msg(int sock, struct sg_agent_msg *m, const int *fds, unsigned 
     cr_assert_gt(len, 0U);
     uint16_t count = (uint16_t)n;
     memcpy(data + 2, &count, sizeof count);
-    cr_assert_eq(send_raw(sock, data, len, fds, n), (ssize_t)len);
+    ssize_t sent = send_raw(sock, data, len, fds, n);
+    cr_assert(sent == (ssize_t)len || (sent < 0 && (errno == EPIPE || errno == ECONNRESET)), "it may be lost already");
 }
 
 /* The id of the next request of `type`; its descriptors are closed. */
@@ -484,6 +490,99 @@ Test(hostile, a_command_out_of_order)
         cr_expect(r.failed && r.error.code == SG_SANDBOX_LOST);
         run_finish(&r);
         scene_end(&s, true);
+    }
+}
+
+/* ---- terminals ---- */
+
+enum { T_NONE, T_PIPE, T_NULL, T_FILE, T_SOCKET, T_SLAVE, T_PTMX_PATH, T_TWICE, T_LATE, T_UNASKED, T_RIGHT, T_KINDS };
+
+/* A master, and in *slave its other end. */
+static int make_master(int *slave)
+{
+    int unlocked = 0;
+    int m = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    cr_assert(m >= 0 && ioctl(m, TIOCSPTLCK, &unlocked) == 0);
+    *slave = ioctl(m, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    cr_assert(*slave >= 0);
+    return m;
+}
+
+static int make_wrong(int kind, int slave)
+{
+    int p[2];
+    switch (kind) {
+    case T_PIPE:
+        cr_assert_eq(pipe2(p, O_CLOEXEC), 0);
+        close(p[1]);
+        return p[0];
+    case T_NULL:
+        return open("/dev/null", O_RDWR | O_CLOEXEC);
+    case T_FILE:
+        return memfd_create("x", MFD_CLOEXEC);
+    case T_SOCKET:
+        return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    case T_PTMX_PATH:
+        return open("/dev/ptmx", O_PATH | O_CLOEXEC);
+    default:
+        return fcntl(slave, F_DUPFD_CLOEXEC, 0);
+    }
+}
+
+static void say(int sock, enum sg_agent_type type, uint64_t id, int fd)
+{
+    struct sg_agent_msg m = {.type = type, .id = id};
+    send_msg(sock, &m, &fd, fd >= 0 ? 1 : 0);
+}
+
+static void play(struct scene *s, int kind, uint64_t id, int master, int slave)
+{
+    bool mastered = kind >= T_TWICE && kind != T_LATE;
+    int other = -1;
+    if (mastered) {
+        say(s->sock, SG_AGENT_TERMINAL, id, master);
+    } else if (kind != T_NONE && kind != T_LATE) {
+        other = make_wrong(kind, slave);
+        cr_assert(other >= 0);
+        say(s->sock, SG_AGENT_TERMINAL, id, other);
+        close(other);
+    }
+    if (kind == T_TWICE)
+        say(s->sock, SG_AGENT_TERMINAL, id, master);
+    if (kind == T_UNASKED)
+        return;
+    say(s->sock, SG_AGENT_STARTED, id, -1);
+    if (kind == T_LATE)
+        say(s->sock, SG_AGENT_TERMINAL, id, master);
+    say(s->sock, SG_AGENT_EXITED, id, -1);
+}
+
+Test(hostile, terminals_that_are_none)
+{
+    for (int kind = 0; kind < T_KINDS; kind++) {
+        struct scene s;
+        struct run r;
+        int slave;
+        int master = make_master(&slave);
+        scene_start(&s, 0);
+        struct run_args a = {.shell = "true", .stdin_open = kind == T_UNASKED};
+        if (kind != T_UNASKED)
+            a.tty = (struct sg_tty_size){24, 80};
+        cr_assert_eq(run_start(&r, &s.b, &a), 0);
+        uint64_t id = expect(s.sock, SG_AGENT_SPAWN);
+        cr_assert_eq(write(slave, "said\n", 5), 5);
+        play(&s, kind, id, master, slave);
+        cr_assert_eq(close(slave), 0);
+        run_wait(&r);
+        if (kind == T_RIGHT)
+            cr_expect(!r.failed && strcmp(r.out, "said\r\n") == 0, "%s", r.out);
+        else
+            cr_expect(r.failed && r.error.code == SG_SANDBOX_LOST, "kind %d", kind);
+        cr_expect(kind != T_RIGHT || (fcntl(master, F_GETFL) & O_NONBLOCK) != 0, "the server's own never blocks");
+        run_finish(&r);
+        s.fds -= 1; /* the slave was open when they were counted */
+        scene_end(&s, kind != T_RIGHT);
+        close(master);
     }
 }
 

@@ -17,11 +17,16 @@ static size_t samples(struct sg_agent_msg *m)
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_SPAWN,
                                    .id = 1,
                                    .nfds = 3,
-                                   .u.spawn = {SG_AGENT_SPAWN_STDIN, 3, 1, sizeof strings, strings}};
+                                   .u.spawn = {SG_AGENT_SPAWN_STDIN, 3, 1, 0, 0, sizeof strings, strings}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_SPAWN,
                                    .id = 1,
                                    .nfds = 6,
-                                   .u.spawn = {SG_AGENT_SPAWN_BLOB | SG_AGENT_SPAWN_GROUP, 3, 1, 9, NULL}};
+                                   .u.spawn = {SG_AGENT_SPAWN_BLOB | SG_AGENT_SPAWN_GROUP, 3, 1, 0, 0, 9, NULL}};
+    m[n++] = (struct sg_agent_msg){.type = SG_AGENT_SPAWN,
+                                   .id = 1,
+                                   .nfds = 2,
+                                   .u.spawn = {SG_AGENT_SPAWN_TTY | SG_AGENT_SPAWN_GROUP, 3, 1, 24, 65535, sizeof strings, strings}};
+    m[n++] = (struct sg_agent_msg){.type = SG_AGENT_TERMINAL, .id = 20, .nfds = 1};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_SIGNAL, .id = 2, .u.signal = {15}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_KILL, .id = 3};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_OPEN, .id = 4, .u.file = {.how = 1, .path = "/f"}};
@@ -131,15 +136,24 @@ Test(protocol, limits_hold_for_the_sender_too)
     cr_expect(refused(
         (struct sg_agent_msg){.type = SG_AGENT_MKDIR, .id = 1, .u.file = {.mode = 010000, .path = "/"}}));
     cr_expect(refused((struct sg_agent_msg){
-        .type = SG_AGENT_SPAWN, .id = 1, .nfds = 2, .u.spawn = {0, 1, 0, sizeof big, big}}));
+        .type = SG_AGENT_SPAWN, .id = 1, .nfds = 2, .u.spawn = {0, 1, 0, 0, 0, sizeof big, big}}));
     cr_expect(refused(
-        (struct sg_agent_msg){.type = SG_AGENT_SPAWN, .id = 1, .nfds = 2, .u.spawn = {0, 0, 0, 1, ""}}));
+        (struct sg_agent_msg){.type = SG_AGENT_SPAWN, .id = 1, .nfds = 2, .u.spawn = {0, 0, 0, 0, 0, 1, ""}}));
     cr_expect(refused(
-        (struct sg_agent_msg){.type = SG_AGENT_SPAWN, .id = 1, .nfds = 11, .u.spawn = {0, 1, 0, 1, ""}}));
+        (struct sg_agent_msg){.type = SG_AGENT_SPAWN, .id = 1, .nfds = 11, .u.spawn = {0, 1, 0, 0, 0, 1, ""}}));
     cr_expect(refused(
-        (struct sg_agent_msg){.type = SG_AGENT_SPAWN, .id = 1, .nfds = 1, .u.spawn = {0, 1, 0, 1, ""}}));
+        (struct sg_agent_msg){.type = SG_AGENT_SPAWN, .id = 1, .nfds = 1, .u.spawn = {0, 1, 0, 0, 0, 1, ""}}));
     cr_expect(refused(
-        (struct sg_agent_msg){.type = SG_AGENT_SPAWN, .id = 1, .nfds = 2, .u.spawn = {16, 1, 0, 1, ""}}));
+        (struct sg_agent_msg){.type = SG_AGENT_SPAWN, .id = 1, .nfds = 2, .u.spawn = {32, 1, 0, 0, 0, 1, ""}}));
+    /* A size goes with a terminal, both its numbers, and stdin does not. */
+    static const uint32_t sizes[][2] = {{0, 80}, {24, 0}, {24, 65536}, {65536, 80}};
+    for (size_t i = 0; i < SG_COUNT_OF(sizes); i++)
+        cr_expect(refused((struct sg_agent_msg){
+            .type = SG_AGENT_SPAWN, .id = 1, .u.spawn = {SG_AGENT_SPAWN_TTY, 1, 0, sizes[i][0], sizes[i][1], 1, ""}}));
+    cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_SPAWN, .id = 1, .nfds = 2, .u.spawn = {0, 1, 0, 24, 80, 1, ""}}));
+    cr_expect(refused((struct sg_agent_msg){
+        .type = SG_AGENT_SPAWN, .id = 1, .nfds = 1, .u.spawn = {SG_AGENT_SPAWN_TTY | SG_AGENT_SPAWN_STDIN, 1, 0, 24, 80, 1, ""}}));
+    cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_TERMINAL, .id = 1}));
 }
 
 Test(protocol, spawn_strings)

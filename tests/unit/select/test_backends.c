@@ -42,7 +42,7 @@ Test(backends, the_value_shows_names_and_never_values)
     struct sg_names held;
     struct sg_error sick = {0};
     struct sg_backend_view v[] = {
-        {.facts = {.name = "local_bwrap", .caps = RW_EXEC, .free = true}, .built = true, .registered = true},
+        {.facts = {.name = "local_bwrap", .caps = RW_EXEC, .free = true}, .tty = true, .built = true, .registered = true},
         {.facts = {.name = "modal", .caps = RW_EXEC}, .built = true, .registered = true, .health = &sick},
         {.facts = {.name = "e2b", .caps = RW_EXEC}},
     };
@@ -51,15 +51,15 @@ Test(backends, the_value_shows_names_and_never_values)
     cr_assert_eq(sg_names_set(&v[1].facts.credentials, needs, NULL), 0);
     sg_cleanup(sg_json_p) json_t *value = sg_backends_json(v, 3, &held);
     sg_cleanup(sg_json_p) json_t *wanted = test_json_q(
-        "{'items':[{'name':'local_bwrap','capabilities':['exec','file_rw'],'free':true,'credentials':[],'"
+        "{'items':[{'name':'local_bwrap','capabilities':['exec','file_rw'],'tty':true,'free':true,'credentials':[],'"
         "built':true,"
         "'registered':true,'healthy':true,'detail':null},"
-        "{'name':'modal','capabilities':['exec','file_rw'],'free':false,'credentials':[{'name':'MODAL_TOKEN_"
+        "{'name':'modal','capabilities':['exec','file_rw'],'tty':false,'free':false,'credentials':[{'name':'MODAL_TOKEN_"
         "ID',"
         "'held':true},{'name':'MODAL_TOKEN_SECRET','held':false}],'built':true,'registered':true,'healthy':"
         "false,"
         "'detail':'no answer'},"
-        "{'name':'e2b','capabilities':['exec','file_rw'],'free':false,'credentials':[],'built':false,"
+        "{'name':'e2b','capabilities':['exec','file_rw'],'tty':false,'free':false,'credentials':[],'built':false,"
         "'registered':false,'healthy':null,'detail':null}],'next_cursor':null}");
     sg_cleanup(sg_free_p) char *text = sg_json_dump(value, NULL);
     cr_assert(json_equal(value, wanted), "%s", text);
