@@ -8,6 +8,11 @@ void sg_buf_init(struct sg_buf *b, size_t cap)
     *b = (struct sg_buf){.cap = cap};
 }
 
+void sg_buf_init_over(struct sg_buf *b, void *memory, size_t size)
+{
+    *b = (struct sg_buf){.data = memory, .size = size, .cap = size - 1};
+}
+
 void sg_buf_finish(struct sg_buf *b)
 {
     free(b->data);
@@ -45,16 +50,26 @@ int sg_buf_reserve(struct sg_buf *b, size_t len)
     return reserve(b, len);
 }
 
-int sg_buf_add(struct sg_buf *b, const void *data, size_t len)
+char *sg_buf_extend(struct sg_buf *b, size_t len)
 {
     if (reserve(b, len) < 0) {
+        return NULL;
+    }
+    char *at = b->data + b->len;
+    b->len += len;
+    b->data[b->len] = '\0';
+    return at;
+}
+
+int sg_buf_add(struct sg_buf *b, const void *data, size_t len)
+{
+    char *at = sg_buf_extend(b, len);
+    if (at == NULL) {
         return -1;
     }
     if (len > 0) {
-        memcpy(b->data + b->len, data, len);
+        memcpy(at, data, len);
     }
-    b->len += len;
-    b->data[b->len] = '\0';
     return 0;
 }
 

@@ -22,6 +22,13 @@ int sg_buf_reserve(struct sg_buf *b, size_t len);
 int sg_buf_add(struct sg_buf *b, const void *data, size_t len);
 int sg_buf_addf(struct sg_buf *b, const char *fmt, ...) SG_PRINTF(2, 3);
 
+/* A buffer over size > 0 bytes that are somebody else's and stay where they are: it holds at most size - 1, and is never finished
+ * or stolen from. */
+void sg_buf_init_over(struct sg_buf *b, void *memory, size_t size);
+
+/* Makes room for len bytes more and counts them in: the caller writes them. NULL as sg_buf_add. */
+char *sg_buf_extend(struct sg_buf *b, size_t len);
+
 /* Appends as much as fits below the cap; returns how many bytes were taken. */
 size_t sg_buf_add_some(struct sg_buf *b, const void *data, size_t len);
 

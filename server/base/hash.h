@@ -21,12 +21,6 @@ void sg_hex(const uint8_t *data, size_t len, char *out /* 2 * len + 1 */);
 bool sg_unhex(const char *hex, uint8_t *out, size_t out_len);
 bool sg_equal_const_time(const void *a, const void *b, size_t len);
 
-/* Standard base64 with padding. Caller frees; NULL when memory is out. */
-char *sg_base64_encode(const void *data, size_t len, size_t *ret_len);
-/* Strict: no blanks, right padding, no more than cap bytes. Caller frees *ret. */
-int sg_base64_decode(const char *text, size_t len, size_t cap, uint8_t **ret, size_t *ret_len,
-                     struct sg_error *err);
-
 /* Cryptographic random bytes; aborts if the kernel has none. */
 void sg_random(void *out, size_t len);
 

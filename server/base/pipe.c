@@ -316,6 +316,23 @@ ssize_t sg_pipe_read(struct sg_pipe *p, void *data, size_t len)
     return (ssize_t)n;
 }
 
+ssize_t sg_pipe_peek(struct sg_pipe *p, const void **ret)
+{
+    struct iovec v[2];
+    lock(p);
+    ssize_t r = p->len == 0 ? nothing(p) : 0;
+    size_t n = filled_part(p, p->len, v);
+    (void)pthread_mutex_unlock(&p->lock);
+    *ret = v[0].iov_base;
+    return n > 0 ? (ssize_t)v[0].iov_len : r;
+}
+
+void sg_pipe_consume(struct sg_pipe *p, size_t n)
+{
+    lock(p);
+    emptied(p, n);
+}
+
 ssize_t sg_pipe_read_to(struct sg_pipe *p, int fd)
 {
     struct iovec v[2];

@@ -52,6 +52,9 @@ void sg_pipe_fail(struct sg_pipe *p, const struct sg_error *err);
 
 /* Reader: > 0 bytes; 0: end; -EAGAIN: empty, reader is woken on data or end; -EIO: failed. */
 ssize_t sg_pipe_read(struct sg_pipe *p, void *data, size_t len);
+/* Reader: as sg_pipe_read, but *ret is where the next bytes are, until sg_pipe_consume() takes n of them. */
+ssize_t sg_pipe_peek(struct sg_pipe *p, const void **ret);
+void sg_pipe_consume(struct sg_pipe *p, size_t n);
 /* Reader: one write(2) to fd straight from the pipe. As sg_pipe_read, and -ENOBUFS when fd takes
  * nothing now (EAGAIN), other -errno from write. */
 ssize_t sg_pipe_read_to(struct sg_pipe *p, int fd);

@@ -250,6 +250,7 @@ static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
     r->suspended = false;
     bool answered = r->answered;
     r->answered = true; /* a late one is thrown away */
+    bool source_used = sg_direct_is_busy(r);
     void (*on_end)(void *arg, bool delivered) = r->on_end;
     r->on_end = NULL;
     pthread_mutex_unlock(&r->lock);
@@ -267,7 +268,7 @@ static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
     }
     if (answered && r->answer.kind == SG_ANSWER_FD)
         sg_file_close(r); /* nobody reads on, and what it holds may hold this request */
-    if (answered)
+    if (answered && !source_used)
         sg_answer_close_source(&r->answer);
     if (answered && r->answer.kind == SG_ANSWER_UPGRADE && !atomic_load(&r->upgraded))
         r->answer.taken(r->answer.taken_arg, NULL, -1, NULL, 0);

@@ -1,5 +1,5 @@
-/* Pulled by the connection that sends it: events are encoded one after the other into what it has room for. So a stream holds one encoded
- * event, and only while it is being sent. */
+/* Pulled by the connection that sends it: events are encoded one after the other into what it has room for. Of its own a stream holds
+ * at most one encoded event, one that did not fit, and only while it is being sent. */
 #include "http/exec_stream.h"
 
 #include <errno.h>
@@ -19,8 +19,10 @@ struct stream {
     enum sg_event_format format;
     bool follow;
     /* The sending thread's: */
-    struct sg_buf line; /* the event being sent */
+    struct sg_buf out;  /* what is being filled, in the connection's hands */
+    struct sg_buf line; /* an event that did not fit in there */
     size_t sent;        /* of it */
+    size_t last;        /* bytes of the event before: the next one is probably as large */
     bool over;          /* no further events */
     bool failed;        /* out of memory: cut, rather than leave an event out */
     _Atomic bool ping;
@@ -115,7 +117,14 @@ static void disarm(struct sg_task *t)
 
 static void encode(struct stream *s, const struct sg_exec_event *e)
 {
+    size_t before = s->out.len;
+
+    if (s->out.cap - before > e->len && sg_exec_event_encode(e, s->format, &s->out) == 0) {
+        s->last = s->out.len - before;
+        return;
+    }
     s->failed = sg_exec_event_encode(e, s->format, &s->line) < 0;
+    s->last = s->line.len;
 }
 
 static void encode_dropped(struct stream *s)
@@ -128,7 +137,7 @@ static void encode_dropped(struct stream *s)
     s->over = true;
 }
 
-/* Puts the next event into the line. 1: there is one; 0: that was the last one; -EAGAIN: none now. */
+/* Puts the next event into what is being filled, or the line. 1: there is one; 0: that was the last one; -EAGAIN: none now. */
 static int take(struct stream *s)
 {
     struct sg_exec_event e;
@@ -158,30 +167,33 @@ static int next(struct stream *s)
     return s->failed ? -EIO : n;
 }
 
+/* What is left of the line. */
+static void fill_from_line(struct stream *s)
+{
+    s->sent += sg_buf_add_some(&s->out, s->line.data + s->sent, s->line.len - s->sent);
+}
+
 static ssize_t stream_read(void *arg, char *data, size_t max)
 {
     struct stream *s = arg;
-    size_t done = 0;
+    int n = 1;
 
-    while (done < max) {
-        if (s->sent == s->line.len) {
-            int n = next(s);
-            if (n <= 0 && done == 0) {
-                sg_buf_finish(&s->line); /* silence costs no memory */
-                s->sent = 0;
-                return n;
-            }
-            if (n <= 0)
-                break; /* asked again after this is sent */
-        }
-        size_t n = s->line.len - s->sent < max - done ? s->line.len - s->sent : max - done;
-        memcpy(data + done, s->line.data + s->sent, n);
-        s->sent += n;
-        done += n;
+    sg_buf_init_over(&s->out, data, max);
+    if (s->sent < s->line.len)
+        fill_from_line(s);
+    while (n > 0 && s->sent == s->line.len && (s->out.len == 0 || s->out.cap - s->out.len >= s->last)) {
+        n = next(s);
+        if (n > 0 && s->line.len > 0)
+            fill_from_line(s);
+    }
+    if (s->out.len == 0) {
+        sg_buf_finish(&s->line); /* silence costs no memory */
+        s->sent = 0;
+        return n; /* else asked again after this is sent */
     }
     s->said_ms = sg_now_ms();
     s->ping = false;
-    return (ssize_t)done;
+    return (ssize_t)s->out.len;
 }
 
 static void stream_set_waker(void *arg, const struct sg_waker *w)

@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "base/digest.h"
-#include "base/hash.h"
+#include "base/base64.h"
 #include "base/str.h"
 
 static const char *skip_blanks(const char *p)

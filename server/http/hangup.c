@@ -158,10 +158,25 @@ static void look_again(struct sg_timer *t)
     hang_up(sg_container_of(t, struct sg_conn, timer), true);
 }
 
+static void has_room(struct sg_conn *c)
+{
+    pthread_mutex_lock(&c->lock);
+    struct sg_request *r = c->waiting ? sg_req_get(c->waiting) : NULL;
+    pthread_mutex_unlock(&c->lock);
+    sg_watch_mod(c->http->cfg.reactor, &c->watch, EPOLLRDHUP);
+    if (r)
+        sg_direct_wake(r);
+    sg_req_put(r);
+}
+
 static void watch_ready(struct sg_watch *w, uint32_t events)
 {
     struct sg_conn *c = sg_container_of(w, struct sg_conn, watch);
     bool reset = events & (EPOLLHUP | EPOLLERR);
+    if (events == EPOLLOUT) {
+        has_room(c);
+        return;
+    }
     if (reset)
         sg_watch_del(c->http->cfg.reactor, w);
     else
@@ -201,6 +216,29 @@ void sg_conn_wait(struct sg_conn *c, struct sg_request *r)
     sg_req_put(old);
     if (start)
         watch_start(c);
+}
+
+bool sg_conn_is_watched(struct sg_conn *c)
+{
+    return c->watch.fd >= 0;
+}
+
+/* Reactor. One that hung up is not told any more: its request was. */
+static void room_task(struct sg_task *t)
+{
+    struct sg_conn *c = sg_container_of(t, struct sg_conn, room_task);
+    if (!sg_conn_hung(c))
+        sg_watch_mod(c->http->cfg.reactor, &c->watch, EPOLLRDHUP | EPOLLOUT);
+}
+
+/* The connection's last task comes after this one. */
+void sg_conn_want_room(struct sg_conn *c)
+{
+    c->room_task.run = room_task;
+    if (sg_reactor_is_current(c->http->cfg.reactor))
+        room_task(&c->room_task);
+    else
+        sg_reactor_post(c->http->cfg.reactor, &c->room_task);
 }
 
 bool sg_conn_hung(struct sg_conn *c)

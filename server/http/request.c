@@ -47,6 +47,7 @@ static void req_free(struct sg_request *r)
     }
     sg_buf_finish(&r->body);
     sg_answer_finish(&r->answer);
+    sg_direct_free(r->direct);
     sg_answer_free_headers(r->pending_headers);
     sg_answer_free_headers(r->trailers);
     sg_pipe_unref(r->upload);

@@ -49,7 +49,7 @@ struct sg_conn {
     /* Reactor thread, but for setting watch.fd before anything is posted. */
     struct sg_watch watch; /* its own copy of the descriptor: safe whatever the parser does */
     struct sg_timer timer;
-    struct sg_task task;
+    struct sg_task task, room_task;
     struct sg_conn *linger_next, **linger_prev;
     size_t lingered;
 };
@@ -61,6 +61,11 @@ struct sg_conn *sg_conn_unref(struct sg_conn *c);
 void sg_conn_wait(struct sg_conn *c, struct sg_request *r);
 bool sg_conn_hung(struct sg_conn *c);
 void sg_conn_unwait(struct sg_conn *c, struct sg_request *r);
+/* After sg_conn_wait(): is it? Not when descriptors have run out. Daemon thread. */
+bool sg_conn_is_watched(struct sg_conn *c);
+/* Tells the waiting request, one that is sent directly, once when the socket takes bytes. Only when it is watched. Daemon thread or
+ * reactor. */
+void sg_conn_want_room(struct sg_conn *c);
 void sg_conn_deadline(struct sg_conn *c, int64_t in_ms); /* 0: none */
 void sg_conn_deadline_at(struct sg_conn *c, int64_t at_ms);
 /* Shuts the connection's socket down if it is still open. Any thread. */
@@ -148,7 +153,8 @@ struct sg_request {
     bool cut;             /* the answer was not (wholly) given */
     bool too_late;        /* the client was gone before the answer was handed over */
     int sent_status;      /* of the answer handed to the client, 0: none */
-    uint64_t bytes_in, bytes_out, drained;
+    uint64_t bytes_in, drained;
+    _Atomic uint64_t bytes_out;
     size_t moved;         /* body bytes since the deadline was set */
     bool suspended_before; /* the body stood still because of us */
     struct sg_buf body;
@@ -172,6 +178,7 @@ struct sg_request {
 
     struct sg_answer_header *trailers; /* under lock: of the answer */
     struct MHD_Response *response;     /* daemon thread: a chunked one whose reader runs; not a reference */
+    struct sg_direct *direct;          /* how it is sent, set before it is; NULL: by the parser library */
 
     struct sg_answer_header *pending_headers; /* the answering thread's, until it answers */
 
@@ -207,6 +214,8 @@ struct sg_waker sg_req_waker(struct sg_request *r);
 /* Suspends unless something happened meanwhile. 1: suspended, leave the callback now; 0: look again; -1: the server
  * stops or the request is aborted. Daemon thread, no lock held. */
 int sg_req_suspend(struct sg_request *r);
+/* Has the client left, or is the server ending this request? */
+bool sg_req_is_gone(struct sg_request *r);
 bool sg_req_answered(struct sg_request *r);
 bool sg_req_has_body(const struct sg_request *r);
 
@@ -240,6 +249,16 @@ struct MHD_Response *sg_stream_response(struct sg_request *r);
 struct MHD_Response *sg_file_response(struct sg_request *r);
 /* The file is done with: once sent, or when it never will be. Daemon thread. */
 void sg_file_close(struct sg_request *r);
+
+/* direct.c: the body of a chunked answer from a source, past the parser library. Daemon thread. NULL: not for this client. */
+struct sg_direct *sg_direct_new(struct sg_request *r);
+struct sg_direct *sg_direct_free(struct sg_direct *d);
+/* From the content reader. 0: all is sent, but for what ends a chunked body; -EAGAIN: suspended, call again; else the answer is cut. */
+ssize_t sg_direct_read(struct sg_request *r);
+/* Any thread, r not locked: the source or the socket can go on. */
+void sg_direct_wake(struct sg_request *r);
+/* r is locked: is a thread just using the source? Once the request is completed, that one closes it. */
+bool sg_direct_is_busy(const struct sg_request *r);
 
 /* upload.c: one block of body. */
 enum MHD_Result sg_upload_block(struct sg_request *r, const char *data, size_t *size);

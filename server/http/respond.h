@@ -43,8 +43,8 @@ void sg_respond_trailer(struct sg_request *r, const char *name, const char *valu
 
 /* A body that is made while it is sent. */
 struct sg_body_source {
-    /* As sg_pipe_read: > 0 bytes; 0: the end; -EAGAIN: none now, the waker is called once when that changes; else the answer is
-     * cut. One call at a time, on a daemon thread; must not block. */
+    /* As sg_pipe_read, max at least 2: > 0 bytes; 0: the end; -EAGAIN: none now, the waker is called once when that changes; else the answer is
+     * cut. One call at a time, on a daemon thread or the reactor; must not block. */
     ssize_t (*read)(void *arg, char *data, size_t max);
     /* Sets (NULL: removes) the waker, and calls it at once when there may be something to read. */
     void (*set_waker)(void *arg, const struct sg_waker *w);

@@ -4,7 +4,7 @@
 
 #include "http/request_priv.h"
 
-static bool gone(struct sg_request *r)
+bool sg_req_is_gone(struct sg_request *r)
 {
     pthread_mutex_lock(&r->lock);
     bool is = r->hung_up || r->aborted;
@@ -52,8 +52,12 @@ static ssize_t read_pipe(void *arg, uint64_t pos, char *buf, size_t max)
     (void)pos;
     if (suspended(r))
         return 0;
+    if (r->direct) {
+        ssize_t n = sg_direct_read(r);
+        return n == -EAGAIN ? 0 : n == 0 ? end_of_stream(r) : cut(r);
+    }
     for (;;) {
-        if (gone(r))
+        if (sg_req_is_gone(r))
             return cut(r);
         ssize_t n = take(r, buf, max);
         if (n > 0) {
@@ -77,6 +81,11 @@ static void release(void *arg)
     sg_req_put(arg);
 }
 
+static void wake_direct(void *arg)
+{
+    sg_direct_wake(arg);
+}
+
 struct MHD_Response *sg_stream_response(struct sg_request *r)
 {
     uint64_t size = r->answer.content_length < 0 ? MHD_SIZE_UNKNOWN : (uint64_t)r->answer.content_length;
@@ -86,7 +95,11 @@ struct MHD_Response *sg_stream_response(struct sg_request *r)
         return NULL;
     }
     r->response = r->answer.content_length < 0 ? resp : NULL;
+    if (r->answer.kind == SG_ANSWER_SOURCE && r->answer.content_length < 0)
+        r->direct = sg_direct_new(r);
     struct sg_waker w = sg_req_waker(r);
+    if (r->direct)
+        w.wake = wake_direct;
     if (r->answer.kind == SG_ANSWER_SOURCE)
         r->answer.source.set_waker(r->answer.source.arg, &w);
     else

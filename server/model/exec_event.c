@@ -1,7 +1,7 @@
 #include "model/exec_event.h"
 
 #include "base/clock.h"
-#include "base/hash.h"
+#include "base/base64.h"
 #include "base/str.h"
 
 const char *sg_event_type_name(enum sg_event_type t)
@@ -24,10 +24,12 @@ bool sg_event_is_text(const void *data, size_t len)
 
 static int add_base64(struct sg_buf *out, const char *data, size_t len)
 {
-    size_t n;
-    sg_cleanup(sg_free_p) char *text = sg_base64_encode(data, len, &n);
+    char *at = sg_buf_extend(out, sg_base64_length(len));
 
-    return text ? sg_buf_add(out, text, n) : -1;
+    if (!at)
+        return -1;
+    sg_base64_encode_to(data, len, at);
+    return 0;
 }
 
 static int add_bytes(struct sg_buf *out, const struct sg_exec_event *e)

@@ -1,5 +1,6 @@
 #include "model/exec_json.h"
 
+#include "base/base64.h"
 #include "base/hash.h"
 #include "base/str.h"
 

@@ -1,5 +1,6 @@
 #include "model/lease_json.h"
 
+#include "base/base64.h"
 #include "base/clock.h"
 #include "base/json.h"
 

@@ -1,6 +1,6 @@
 #include "model/manifest.h"
 
-#include "base/hash.h"
+#include "base/base64.h"
 #include "model/exec_json.h"
 #include "model/file.h"
 

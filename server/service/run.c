@@ -124,14 +124,16 @@ static void keep(struct stream *s, const char *data, size_t n)
 static void gather(struct stream *s, bool all)
 {
     struct sg_run *run = s->run;
-    char piece[SG_EXEC_LOG_PIECE];
+    const void *bytes;
     ssize_t n;
 
-    while (!run->ended && (all || !run->log || !sg_exec_log_full(run->log)) && (n = sg_pipe_read(s->pipe, piece, sizeof piece)) > 0) {
-        s->total += (uint64_t)n;
-        keep(s, piece, (size_t)n);
+    while (!run->ended && (all || !run->log || !sg_exec_log_full(run->log)) && (n = sg_pipe_peek(s->pipe, &bytes)) > 0) {
+        size_t piece = (size_t)n < SG_EXEC_LOG_PIECE ? (size_t)n : SG_EXEC_LOG_PIECE;
+        s->total += piece;
+        keep(s, bytes, piece);
         if (run->log)
-            sg_exec_log_output(run->log, s == &run->out ? SG_EVENT_STDOUT : SG_EVENT_STDERR, piece, (size_t)n);
+            sg_exec_log_output(run->log, s == &run->out ? SG_EVENT_STDOUT : SG_EVENT_STDERR, bytes, piece);
+        sg_pipe_consume(s->pipe, piece);
     }
 }
 

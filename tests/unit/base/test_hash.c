@@ -26,46 +26,6 @@ Test(hash, unhex)
     cr_assert_not(sg_equal_const_time("abc", "abd", 3));
 }
 
-Test(hash, base64_round_trip)
-{
-    uint8_t data[300];
-    sg_random(data, sizeof data);
-    for (size_t len = 0; len <= sizeof data; len++) {
-        size_t text_len = 0, back_len = 0;
-        char *text = sg_base64_encode(data, len, &text_len);
-        uint8_t *back = NULL;
-        cr_assert_eq(strlen(text), text_len);
-        cr_assert_eq(sg_base64_decode(text, text_len, len, &back, &back_len, NULL), 0, "length %zu", len);
-        cr_assert(back_len == len && memcmp(back, data, len) == 0);
-        if (len > 0) {
-            cr_assert_eq(sg_base64_decode(text, text_len, len - 1, &back, &back_len, NULL), -1);
-        }
-        free(text);
-        free(back);
-    }
-}
-
-Test(hash, base64_is_strict)
-{
-    static const char *const bad[] = {"a", "ab", "abc", "ab==ab==", "a===", "====", "ab=c", "ab c", "abc\n", "ab-_", "ab==\n", "ab\x80="};
-    for (size_t i = 0; i < SG_COUNT_OF(bad); i++) {
-        uint8_t *out = NULL;
-        size_t len = 0;
-        struct sg_error err = {0};
-        cr_expect_eq(sg_base64_decode(bad[i], strlen(bad[i]), 100, &out, &len, &err), -1, "\"%s\"", bad[i]);
-        cr_expect_eq(err.code, SG_INVALID_REQUEST);
-    }
-    uint8_t *out = NULL;
-    size_t len = 0;
-    cr_assert_eq(sg_base64_decode("aQ==", 4, 1, &out, &len, NULL), 0);
-    cr_assert(len == 1 && out[0] == 'i');
-    free(out);
-    struct sg_error err = {0};
-    cr_assert_eq(sg_base64_decode("aR==", 4, 1, &out, &len, NULL), -1, "unused bits are not zero");
-    cr_assert_eq(sg_base64_decode("aaaaaaaa", 8, 3, &out, &len, &err), -1);
-    cr_assert_eq(err.code, SG_PAYLOAD_TOO_LARGE);
-}
-
 Test(hash, a_digest_of_pieces_is_that_of_the_whole)
 {
     struct sg_sha256_stream *s = sg_sha256_begin();
