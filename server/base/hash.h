@@ -2,7 +2,7 @@
 #ifndef SG_HASH_H
 #define SG_HASH_H
 
-#include "base/error.h"
+#include "base/base64.h"
 
 #define SG_SHA256_LEN 32
 #define SG_SHA256_HEX 65 /* with NUL */
