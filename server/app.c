@@ -280,6 +280,7 @@ static int build_service(struct app *a, struct sg_error *err)
                                                 .n_plans = n_plans,
                                                 .snapshot_ttl_ms = c->snapshots.ttl_ms,
                                                 .snapshot_max_bytes = c->snapshots.max_bytes,
+                                                .snapshot_total_bytes = c->snapshots.total_bytes,
                                                 .snapshot_max_per_tenant = c->snapshots.max_per_tenant}};
     a->metrics = sg_metrics_new(sg_routes, sg_routes_count);
     struct sg_service_parts parts = {.exec_ended = sg_metrics_exec_ended,

@@ -90,6 +90,7 @@ struct sg_config {
     struct {
         int64_t ttl_ms;
         int64_t max_bytes;      /* of one */
+        int64_t total_bytes;
         int64_t max_per_tenant;
     } snapshots;
     struct sg_config_pool local_bwrap; /* the default pool, named "default" */

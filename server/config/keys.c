@@ -188,6 +188,8 @@ static const struct conf_key top_keys[] = {
      .help = "how long snapshots are kept"},
     {.section = "snapshots", .name = "max_bytes", .type = CONF_SIZE, TOP(snapshots.max_bytes), .def = "4GiB", RANGE(1, 1024 * GIB),
      .help = "most bytes of one snapshot"},
+    {.section = "snapshots", .name = "total_bytes", .type = CONF_SIZE, TOP(snapshots.total_bytes), .def = "64GiB", RANGE(1, 1024 * 1024 * GIB),
+     .help = "most bytes of all snapshots together"},
     {.section = "snapshots", .name = "max_per_tenant", .type = CONF_INT, TOP(snapshots.max_per_tenant), .def = "100", RANGE(0, 100000),
      .help = "snapshots a tenant may have"},
 

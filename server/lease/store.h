@@ -160,8 +160,9 @@ int sg_store_kept(struct sg_store *s, enum sg_kept_kind kind, const char *tenant
  * before, or NULL. */
 int sg_store_kept_page(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, const char *after, size_t limit,
                        struct sg_kept *ret, size_t *ret_n, struct sg_error *err);
-/* How many rows of a kind a tenant has. */
-int sg_store_kept_count(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, size_t *ret, struct sg_error *err);
+/* How many rows of a kind a tenant has, and the bytes of all tenants' together. */
+int sg_store_kept_count(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, size_t *ret_n, int64_t *ret_bytes,
+                        struct sg_error *err);
 /* Every row of both kinds, newest first, expired ones too: *ret (caller frees), at most max. */
 int sg_store_kept_all(struct sg_store *s, size_t max, struct sg_kept **ret, size_t *ret_n, struct sg_error *err);
 

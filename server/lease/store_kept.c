@@ -26,7 +26,7 @@ const char sg_store_kept_page_sql[] =
 const char sg_store_kept_all_sql[] = "SELECT " COLUMNS " FROM kept ORDER BY created_us DESC LIMIT ?1";
 
 const char sg_store_kept_count_sql[] =
-    "SELECT count(*) FROM kept WHERE kind=?2 AND tenant=?3 AND (expires_us=0 OR expires_us>?4) AND ?1 IS NULL";
+    "SELECT total(tenant=?3), total(bytes) FROM kept WHERE kind=?2 AND (expires_us=0 OR expires_us>?4) AND ?1 IS NULL";
 
 /* ---- writing ---- */
 
@@ -165,15 +165,18 @@ int sg_store_kept_all(struct sg_store *s, size_t max, struct sg_kept **ret, size
     return rc;
 }
 
-int sg_store_kept_count(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, size_t *ret, struct sg_error *err)
+int sg_store_kept_count(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, size_t *ret_n, int64_t *ret_bytes,
+                        struct sg_error *err)
 {
     sqlite3_stmt *st = s->reads[SG_READ_KEPT_COUNT];
 
     pthread_mutex_lock(&s->read_lock);
     bind_query(st, NULL, kind, tenant);
     int rc = sqlite3_step(st);
-    if (rc == SQLITE_ROW)
-        *ret = (size_t)sqlite3_column_int64(st, 0);
+    if (rc == SQLITE_ROW) {
+        *ret_n = (size_t)sqlite3_column_int64(st, 0);
+        *ret_bytes = sqlite3_column_int64(st, 1);
+    }
     sqlite3_reset(st);
     pthread_mutex_unlock(&s->read_lock);
     return rc == SQLITE_ROW ? 0 : sg_db_error(err, s->reader, rc, "read");

@@ -452,10 +452,21 @@ static int over_quota(const char *tenant, size_t use, int64_t max, struct sg_err
     return sg_error_retry_after(err, 60);
 }
 
+static int no_room(int64_t use, int64_t max, struct sg_error *err)
+{
+    sg_error_set(err, SG_QUOTA_EXCEEDED, "the snapshots of all tenants have %lld bytes, of the %lld this server keeps: delete some first",
+                 (long long)use, (long long)max);
+    sg_error_member(err, "limit", json_integer((json_int_t)max));
+    sg_error_member(err, "use", json_integer((json_int_t)use));
+    sg_error_member(err, "owner", json_string("server"));
+    return sg_error_retry_after(err, 60);
+}
+
 /* Counted before it is begun, so that nobody races past a limit: those that are kept, and those under way. */
 static int admit(struct sg_archives *a, struct keeping *k, struct sg_error *err)
 {
     size_t kept = 0, mine = 0, all = 0;
+    int64_t bytes = 0, stored = 0;
     struct keeping *other;
     int rc = 0;
 
@@ -464,15 +475,20 @@ static int admit(struct sg_archives *a, struct keeping *k, struct sg_error *err)
     {
         all++;
         mine += sg_streq(other->kept.tenant, k->kept.tenant);
+        bytes += (int64_t)other->max_bytes; /* what it may become */
     }
     if (all >= SNAPSHOTS_AT_ONCE) {
         sg_error_set(err, SG_OVERLOADED, "%zu snapshots are being made already", all);
         rc = sg_error_retry_after(err, 1);
-    } else if (sg_store_kept_count(a->s->parts.store, SG_KEPT_SNAPSHOT, k->kept.tenant, &kept, err) < 0) {
+    } else if (sg_store_kept_count(a->s->parts.store, SG_KEPT_SNAPSHOT, k->kept.tenant, &kept, &stored, err) < 0) {
         rc = -1;
+    } else if (bytes + stored >= a->cfg.snapshot_total_bytes) {
+        rc = no_room(bytes + stored, a->cfg.snapshot_total_bytes, err);
     } else if (kept + mine >= (size_t)a->cfg.snapshot_max_per_tenant) {
         rc = over_quota(k->kept.tenant, kept + mine, a->cfg.snapshot_max_per_tenant, err);
     } else {
+        int64_t left = a->cfg.snapshot_total_bytes - bytes - stored;
+        k->max_bytes = (uint64_t)(left < a->cfg.snapshot_max_bytes ? left : a->cfg.snapshot_max_bytes);
         DL_APPEND(a->snapshots, k);
     }
     pthread_mutex_unlock(&a->lock);
@@ -490,7 +506,6 @@ static struct keeping *snapshot_new(struct sg_archives *a, struct sg_entry *e, c
         sg_cancel_unref(k->cancel);
         k->cancel = sg_cancel_ref(sg_entry_cancel(e));
         k->kept.dirs = SNAPSHOT_DIRS;
-        k->max_bytes = (uint64_t)a->cfg.snapshot_max_bytes;
         k->lease = sg_entry_ref(e);
         k->done = snapshot_done;
         k->snapshot = *done;

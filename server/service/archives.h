@@ -25,7 +25,8 @@ struct sg_archives_config {
     const struct sg_archive_plan *plans;
     size_t n_plans;
     int64_t snapshot_ttl_ms;
-    int64_t snapshot_max_bytes;       /* of one */
+    int64_t snapshot_max_bytes;       /* of one, */
+    int64_t snapshot_total_bytes;     /* and of all together */
     int64_t snapshot_max_per_tenant;  /* how many of them */
 };
 

@@ -283,3 +283,24 @@ def test_what_is_kept_survives_a_kill_and_what_was_half_written_does_not():
         assert c.read(again, "f").body == b"survives"
         assert json.loads(json.dumps(c.get("/snapshots/" + kept["id"]).json())) == kept
         c.terminate(again)
+
+
+def test_all_snapshots_together_have_a_bound():
+    with Server({"local_bwrap": {"size": 1}, "snapshots": {"total_bytes": "2MiB"}}) as s:
+        s.wait_slots(1)
+        c = s.client()
+        lease = c.lease()
+        c.write(lease, "f", os.urandom(1200000))
+        kept = snapshot(c, lease)
+        r = c.post(f"/leases/{lease}/snapshots")  # what is left is too little for it
+        assert r.status == 422 and r.code == "limit_exceeded"
+        assert c.delete("/snapshots/" + kept["id"]).status == 204
+        snapshot(c, lease)
+        c.terminate(lease)
+        other = c.lease()
+        snapshot(c, other)
+        c.write(other, "f", os.urandom(700000))
+        snapshot(c, other)
+        r = c.post(f"/leases/{other}/snapshots")
+        assert r.status in (422, 429)
+        c.terminate(other)

@@ -293,6 +293,7 @@ Test(store, archives_are_found_by_id_and_digest_and_only_by_their_tenant)
     struct sg_kept r;
     struct sg_error err = {0};
     size_t n = 0;
+    int64_t bytes = 0;
     sg_id_new("snap", k.id);
     snprintf(k.tenant, sizeof k.tenant, "acme");
     snprintf(k.lease_id, sizeof k.lease_id, "lease_x");
@@ -315,8 +316,11 @@ Test(store, archives_are_found_by_id_and_digest_and_only_by_their_tenant)
     cr_expect_eq(err.code, SG_NOT_FOUND);
     cr_expect_eq(sg_store_kept(s, SG_KEPT_SNAPSHOT, "other", by_digest, &r, &err), -1);
     cr_expect_eq(sg_store_kept(s, SG_KEPT_ARCHIVE, "acme", k.id, &r, &err), -1);
-    cr_expect_eq(sg_store_kept_count(s, SG_KEPT_SNAPSHOT, "acme", &n, &err), 0);
+    cr_expect_eq(sg_store_kept_count(s, SG_KEPT_SNAPSHOT, "acme", &n, &bytes, &err), 0);
     cr_expect_eq(n, 1U);
+    cr_expect_eq(sg_store_kept_count(s, SG_KEPT_SNAPSHOT, "other", &n, &bytes, &err), 0);
+    cr_expect_eq(n, 0U);
+    cr_expect_eq(bytes, 42);
     op = sg_store_op_new();
     sg_store_op_not_kept(op, k.id);
     cr_assert_eq(write_wait(s, op, SG_STORE_DURABLE, &err), 0, "%s", err.message);
