@@ -231,6 +231,11 @@ static void limited(void *arg, struct sg_slot_built *b, const struct sg_error *e
     if (cancelled) {
         sg_error_set(&why, SG_CANCELLED, "the caller gave up waiting");
         err = &why;
+    } else if (err == NULL && g->ending) { /* nobody has been told of its death, for nobody had it */
+        sg_error_set(&why, SG_UNAVAILABLE, "the sandbox died before the lease was ready");
+        sg_error_reason(&why, "sandbox_lost");
+        sg_error_retry_after(&why, 1);
+        err = &why;
     }
     if (b != NULL) {
         gen_take_limits(g, b);

@@ -46,17 +46,21 @@ class Load(threading.Thread):
         self.lost += 1
         if r.code not in HONEST.get(r.status, ()):
             self.faults.append(f"{what}: {r}")
+        elif r.code == "sandbox_lost":  # then its lease says so too
+            wait_until(lambda: self.client.get(f"/leases/{self.id}").json()["state"] == "lost", what="the lease lost")
         return False
 
     def one(self):
         pool = self.random.choice(self.pools)
         body = {"local_pool": pool, "acquire_timeout": 30 * SLOW}
+        if pool == "default" and self.random.random() < 0.5:
+            body["limits"] = {"pids_max": 50}
         if pool == "bb":
             body["metadata"] = {"paddock_mode": "blackbox"}
         r = self.client.post("/leases", body)
         if not self.good(r, "create"):
             return
-        id = r.json()["id"]
+        id = self.id = r.json()["id"]
         self.leases.append(id)
         for _ in range(self.random.randrange(1, 4)):
             self.use(id, pool)

@@ -385,6 +385,125 @@ Test(local_slot, recycle_rebuilds_what_is_not_leased)
     world_close(&w);
 }
 
+Test(local_slot, a_drained_slot_waits_until_it_is_undrained)
+{
+    struct world w;
+    const struct sg_local_pool_config c = world_pool(2);
+    struct sg_sandbox_spec spec = call_spec("lse_2");
+    struct creating waiting = {0};
+    struct sg_error err = {0};
+    world_open(&w, false, &c, 1);
+    const struct sg_slot_ops *slots = w.d->ops->slots;
+    cr_assert(world_wait_ready(&w));
+    cr_expect_eq(slots->drain(w.d, NULL, "default-2", true, &err), -1);
+    cr_expect_eq(err.code, SG_NOT_FOUND);
+    cr_assert_eq(slots->drain(w.d, NULL, "default-0", true, &err), 0);
+    cr_assert_eq(slots->drain(w.d, NULL, "default-0", true, &err), 0, "again is fine");
+    cr_expect(world_slot(&w, 0, 0).draining && !world_slot(&w, 0, 1).draining);
+    struct sg_sandbox *sb = world_lease(&w, "lse_1");
+    cr_assert_not_null(sb);
+    cr_expect_str_eq(world_slot(&w, 0, 1).lease_id, "lse_1");
+    call_create_begin(w.d, &spec, NULL, &waiting); /* the other one is busy, so it waits: for this one or for the drained one */
+    cr_assert_eq(slots->drain(w.d, NULL, "default-0", false, &err), 0);
+    struct sg_sandbox *other = call_create_end(&waiting);
+    cr_assert_not_null(other, "%s", waiting.err.message);
+    cr_expect_str_eq(world_slot(&w, 0, 0).lease_id, "lse_2");
+    cr_assert_eq(slots->drain(w.d, NULL, "default-0", true, &err), 0);
+    cr_assert_eq(slots->drain(w.d, NULL, "default-1", true, &err), 0);
+    cr_expect_null(call_create(w.d, &spec, &err));
+    cr_expect_str_eq(err.reason, "pool_draining");
+    call_end(sb);
+    call_end(other);
+    cr_assert(world_wait_ready(&w), "it is built all the same");
+    cr_assert_eq(slots->drain(w.d, NULL, NULL, false, &err), 0);
+    cr_expect(!world_slot(&w, 0, 0).draining && !world_slot(&w, 0, 1).draining);
+    call_end(world_lease(&w, "lse_3"));
+    sg_error_clear(&err);
+    world_close(&w);
+}
+
+/* What a pool says of its slots, counted here as well. */
+struct heard {
+    unsigned n[SG_SLOT_EVENTS];
+    char last[SG_ID_MAX];
+};
+
+static void hear(void *arg, const struct sg_slot_event *e)
+{
+    struct heard *h = arg;
+    h->n[e->kind]++;
+    (void)snprintf(h->last, sizeof h->last, "%s", e->lease_id);
+    cr_expect_str_eq(e->pool, "default");
+    cr_expect_str_eq(e->slot, "default-0");
+    cr_expect_eq(e->err != NULL, e->kind == SG_SLOT_DIED || e->kind == SG_SLOT_TAKEN || e->kind == SG_SLOT_GAVE_UP ||
+                                     e->kind == SG_SLOT_BUILD_FAILED);
+}
+
+Test(local_slot, a_hard_reset_takes_a_leased_slot_away_and_events_tell)
+{
+    struct world w;
+    struct heard heard = {0};
+    struct flag lost = FLAG_INIT;
+    struct sg_error err = {0};
+    struct sg_slot_report report = {0};
+    const struct sg_local_pool_config c = world_pool(1);
+    world_open_parts(&w, false, false);
+    const struct sg_local_parts parts = {
+        .reactor = w.reactor, .workq = w.workq, .spawner = w.spawner, .event = hear, .event_arg = &heard};
+    cr_assert_eq(sg_local_bwrap_new(&parts, &c, 1, &w.d, &err), 0);
+    struct sg_sandbox *sb = world_lease(&w, "lse_1");
+    cr_assert_not_null(sb);
+    sg_sandbox_on_lost(sb, count_lost, &lost);
+    cr_expect_eq(w.d->ops->slots->recycle(w.d, NULL, NULL, false, &err), 0, "soft: nothing to do");
+    free(call_output(sb, "true"));
+    cr_expect_eq(w.d->ops->slots->recycle(w.d, NULL, "default-0", true, &err), 0);
+    cr_assert(flag_wait(&lost, 1, CALL_MS));
+    cr_expect_eq(world_slot(&w, 0, 0).state, SG_SLOT_LOST);
+    cr_expect_eq(w.d->ops->slots->recycle(w.d, NULL, "default-0", true, &err), 0, "again: it is on its way");
+    call_end(sb);
+    cr_assert(world_wait(&w, 0, 0, SG_SLOT_READY));
+    kill_agent(&w);
+    cr_assert(wait_generation(&w, 3));
+    cr_expect_eq(w.d->ops->slots->recycle(w.d, NULL, "default-0", true, &err), 0);
+    cr_assert(wait_generation(&w, 4));
+    w.d->ops->slots->report(w.d, &report);
+    for (size_t i = 0; i < SG_SLOT_EVENTS; i++) {
+        static const unsigned expected[SG_SLOT_EVENTS] = {
+            [SG_SLOT_BUILT] = 4, [SG_SLOT_TAKEN] = 1, [SG_SLOT_RELEASED] = 1, [SG_SLOT_DIED] = 1, [SG_SLOT_RECYCLED] = 1};
+        cr_expect_eq(report.pools[0].events[i], expected[i], "%s: %llu", sg_slot_event_name((enum sg_slot_event_kind)i),
+                     (unsigned long long)report.pools[0].events[i]);
+    }
+    sg_slot_report_finish(&report);
+    world_close(&w);
+    cr_expect_eq(heard.n[SG_SLOT_BUILT], 4);
+    cr_expect_eq(heard.n[SG_SLOT_TAKEN], 1);
+}
+
+Test(local_slot, a_late_end_of_an_old_lease_does_not_touch_the_next_one)
+{
+    struct world w;
+    const struct sg_local_pool_config c = world_pool(1);
+    world_open(&w, false, &c, 1);
+    struct sg_sandbox *old = world_lease(&w, "lse_1");
+    cr_assert_not_null(old);
+    cr_expect_eq(call_terminate(old, NULL), 0);
+    struct sg_sandbox *now = world_lease(&w, "lse_2");
+    cr_assert_not_null(now);
+    cr_expect_eq(world_slot(&w, 0, 0).generation, 2);
+    for (int i = 0; i < 5; i++) {
+        cr_expect_eq(call_terminate(old, NULL), 0);
+    }
+    sg_sandbox_unref(old);
+    char *out = call_output(now, "echo still here");
+    cr_expect_str_eq(out, "still here\n");
+    free(out);
+    struct sg_slot_info info = world_slot(&w, 0, 0);
+    cr_expect(info.state == SG_SLOT_LEASED && info.generation == 2);
+    cr_expect_str_eq(info.lease_id, "lse_2");
+    call_end(now);
+    world_close(&w);
+}
+
 Test(local_slot, health_checks_leave_good_slots_alone)
 {
     struct world w;
