@@ -174,6 +174,125 @@ Test(upstream, big_answers_arrive_whole)
 
 static int steps[2];
 
+/* ---- which connections are used again ---- */
+
+struct script {
+    const char *method;
+    const char *answer; /* all of it, or up to where the caller has its head */
+    const char *rest;
+    int64_t body; /* of the request: 0 none, 5 with its length, -1 chunked */
+    bool upgrade;
+};
+
+static const struct script *played;
+
+/* Answers request after request by the scripts, whatever the connection. */
+static void serve_scripts(struct rig_server *s, int fd, int nth)
+{
+    char head[4096];
+    char rest[64] = "";
+    char step;
+    (void)nth;
+    while (rig_read_head(fd, head, sizeof head) > 0) {
+        const struct script *now = &played[s->requests++];
+        if (now->body > 0)
+            cr_assert_eq(recv(fd, rest, 5, MSG_WAITALL), 5);
+        else if (now->body < 0)
+            cr_assert_eq(recv(fd, rest, 15, MSG_WAITALL), 15, "%s", rest);
+        rig_send(fd, now->answer);
+        if (now->rest == NULL)
+            continue;
+        cr_assert_eq(read(steps[0], &step, 1), 1);
+        rig_send(fd, now->rest);
+        if (now[1].answer == NULL)
+            return;
+    }
+}
+
+static void play(const struct script *now)
+{
+    char data[4096];
+    struct sg_pipe *body = now->body != 0 ? sg_pipe_new(100) : NULL;
+    if (body != NULL) {
+        cr_assert_eq(sg_pipe_write(body, "hello", 5), 5);
+        sg_pipe_close(body);
+    }
+    rig.upgrade = now->upgrade;
+    cr_assert_eq(rig_call(&rig, &call, now->method, body, now->body, NULL, &err), 0);
+    rig_wait(&call);
+    cr_assert(call.answered, "%s", call.err.message);
+    if (now->rest != NULL)
+        cr_assert_eq(write(steps[1], "x", 1), 1);
+    ssize_t n = 0;
+    while (call.pipe != NULL && (n = rig_pipe_read(call.pipe, data, sizeof data)) > 0)
+        continue;
+    cr_assert_eq(n, 0, "%s", now->answer);
+    rig_call_finish(&call);
+    if (body != NULL)
+        sg_pipe_unref(body);
+}
+
+static int play_all(const struct script *list)
+{
+    played = list;
+    cr_assert_eq(pipe(steps), 0);
+    begin(NULL, serve_scripts);
+    rig.trailers = true;
+    for (size_t i = 0; list[i].answer != NULL; i++)
+        play(&list[i]);
+    int dials = rig.dials;
+    end();
+    close(steps[0]);
+    close(steps[1]);
+    return dials;
+}
+
+/* Once an exchange has ended, the next one finds its connection: not sometimes, and however the answer was framed. */
+Test(upstream, every_whole_answer_leaves_its_connection)
+{
+    static const struct script list[] = {
+        {"GET", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", NULL, 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "hello", 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhe", "llo", 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", NULL, 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", "0\r\n\r\n", 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n", "\r\n", 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX-Sum: 1\r\n\r\n", NULL, 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "5\r\nhello\r\n0\r\nX-Sum: 1\r\n\r\n", 0, false},
+        {"GET", "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", NULL, 0, false},
+        {"GET", "HTTP/1.1 204 None\r\n\r\n", NULL, 0, false},
+        {"GET", "HTTP/1.1 304 Same\r\nContent-Length: 99\r\n\r\n", NULL, 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nKeep-Alive: timeout=60, max=9\r\nContent-Length: 0\r\n\r\n", NULL, 0, false},
+        {"GET", "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 5\r\n\r\nhello", NULL, 0, false},
+        {"HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", NULL, 0, false},
+        {"HEAD", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", NULL, 0, false},
+        {"POST", "HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nno", NULL, 5, false},
+        {"POST", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", "hello", 5, false},
+        {"PUT", "HTTP/1.1 201 Made\r\nContent-Length: 0\r\n\r\n", NULL, -1, false},
+        {"GET", "HTTP/1.1 426 Upgrade Required\r\nUpgrade: other\r\nContent-Length: 2\r\n\r\nno", NULL, 0, true},
+        {"GET", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", NULL, 0, false},
+        {.answer = NULL},
+    };
+    cr_assert_eq(play_all(list), 1);
+}
+
+/* Each of these ends its connection, and the first a fresh one finds none. */
+Test(upstream, connections_that_may_carry_more_are_not_used_again)
+{
+    static const struct script list[] = {
+        {"GET", "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello", NULL, 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nConnection: x, Close\r\nContent-Length: 5\r\n\r\nhello", NULL, 0, false},
+        {"GET", "HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello", NULL, 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nKeep-Alive: timeout=1\r\nContent-Length: 5\r\n\r\nhello", NULL, 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello more", NULL, 0, false},
+        {"GET", "HTTP/1.1 204 None\r\n\r\nmore", NULL, 0, false},
+        {"HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", NULL, 0, false},
+        {"GET", "HTTP/1.1 200 OK\r\n\r\n", "up to the end", 0, false},
+        {.answer = NULL},
+    };
+    cr_assert_eq(play_all(list), 8);
+}
+
 static void serve_events(struct rig_server *s, int fd, int nth)
 {
     char head[4096];

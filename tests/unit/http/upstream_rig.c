@@ -162,6 +162,13 @@ static void answered(void *arg, const struct sg_upstream_answer *a)
     pthread_mutex_unlock(&c->lock);
 }
 
+static void trailers(void *arg, const char *lines, size_t len)
+{
+    (void)arg;
+    cr_assert_gt(len, 0U);
+    cr_assert_eq(lines[len - 1], '\n');
+}
+
 static void failed(void *arg, const struct sg_error *err)
 {
     struct rig_call *c = arg;
@@ -203,9 +210,11 @@ int rig_call(struct rig *r, struct rig_call *c, const char *method, struct sg_pi
         .body_length = length,
         .is_head = sg_streq(method, "HEAD"),
         .replayable = sg_streq(method, "GET") || sg_streq(method, "HEAD"),
+        .upgrade = r->upgrade,
         .cancel = cancel,
     };
-    struct sg_upstream_sink sink = {.answered = answered, .failed = failed, .ended = ended, .arg = c};
+    struct sg_upstream_sink sink = {
+        .answered = answered, .failed = failed, .trailers = r->trailers ? trailers : NULL, .ended = ended, .arg = c};
     return sg_upstream_start(r->hub, &r->target, &q, &sink, err);
 }
 

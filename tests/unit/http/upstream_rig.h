@@ -55,6 +55,8 @@ struct rig {
     uint16_t port;
     enum sg_code dial_error;
     bool dial_never; /* keeps the callback for rig_finish_dial */
+    bool upgrade;    /* the requests ask for another protocol */
+    bool trailers;   /* the caller takes trailers */
     struct sg_dial_done kept;
 };
 
