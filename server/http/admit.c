@@ -293,6 +293,12 @@ static int check_body(struct sg_request *r, struct sg_error *err)
     return 0;
 }
 
+/* From where on the target is not ours to read; SIZE_MAX: all of it is. */
+static size_t passed_on_from(const struct sg_request *r)
+{
+    return relayed(r) && r->match.n_params > 0 ? (size_t)(r->match.raw[r->match.n_params - 1].at - r->target) : SIZE_MAX;
+}
+
 int sg_admit(struct sg_request *r, struct MHD_Connection *mhd, const char *method, const char *version,
              char *allow, size_t allow_size, struct sg_error *err)
 {
@@ -303,14 +309,21 @@ int sg_admit(struct sg_request *r, struct MHD_Connection *mhd, const char *metho
     r->close = true; /* until nothing is wrong with the framing */
     if (sound < 0 || sg_preflight_head(&head, &r->framing, err) < 0)
         return -1;
-    if (sg_preflight_target(r->method, r->target, &r->path_len, err) < 0)
+    size_t odd;
+    if (sg_preflight_target(r->method, r->target, &r->path_len, &odd, err) < 0)
         return -1;
     if (r->conn->over_limit) {
         sg_error_set(err, SG_OVERLOADED, "too many connections");
         return sg_error_retry_after(err, 1);
     }
     r->close = false;
-    if (find_route(r, allow, allow_size, err) < 0 || check_load(r, err) < 0)
+    int found = find_route(r, allow, allow_size, err);
+    if (odd < passed_on_from(r)) {
+        r->close = true;
+        allow[0] = '\0';
+        return sg_preflight_odd(r->target, odd, err);
+    }
+    if (found < 0 || check_load(r, err) < 0)
         return -1;
     if (!r->match.route)
         return 0;

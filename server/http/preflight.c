@@ -171,10 +171,30 @@ static int bad_target(struct sg_error *err, const char *what)
     return sg_error_set(err, SG_INVALID_REQUEST, "request target: %s", what);
 }
 
-int sg_preflight_target(const char *method, const char *target, size_t *ret_path_len, struct sg_error *err)
+/* What is odd about the character at s: an escape that means nothing to us, or a byte that should have been escaped. NULL: nothing. */
+static const char *odd_at(const char *s)
+{
+    if ((unsigned char)*s > 0x7f)
+        return "character that must be escaped";
+    if (*s != '%')
+        return NULL;
+    int hi = hex_value(s[1]);
+    int lo = hi < 0 ? -1 : hex_value(s[2]);
+    if (lo < 0)
+        return "malformed escape";
+    return hi == 0 && lo == 0 ? "escaped NUL" : NULL;
+}
+
+int sg_preflight_odd(const char *target, size_t at, struct sg_error *err)
+{
+    return bad_target(err, odd_at(target + at));
+}
+
+int sg_preflight_target(const char *method, const char *target, size_t *ret_path_len, size_t *ret_odd, struct sg_error *err)
 {
     size_t path_len = SIZE_MAX;
     size_t i = 0;
+    *ret_odd = SIZE_MAX;
     if (sg_streq(target, "*") && sg_streq(method, "OPTIONS")) {
         *ret_path_len = 1;
         return 0;
@@ -185,18 +205,12 @@ int sg_preflight_target(const char *method, const char *target, size_t *ret_path
         unsigned char c = (unsigned char)target[i];
         if (i >= SG_TARGET_MAX)
             return sg_error_set(err, SG_URI_TOO_LONG, "request target is longer than %d bytes", SG_TARGET_MAX);
-        if (c <= 0x20 || c >= 0x7f || c == '#')
+        if (c <= 0x20 || c == 0x7f || c == '#')
             return bad_target(err, "character that must be escaped");
         if (c == '?' && path_len == SIZE_MAX)
             path_len = i;
-        if (c != '%')
-            continue;
-        int hi = hex_value(target[i + 1]);
-        int lo = hi < 0 ? -1 : hex_value(target[i + 2]);
-        if (lo < 0)
-            return bad_target(err, "malformed escape");
-        if (hi == 0 && lo == 0)
-            return bad_target(err, "escaped NUL");
+        if ((c == '%' || c > 0x7f) && *ret_odd == SIZE_MAX && odd_at(target + i) != NULL)
+            *ret_odd = i;
     }
     *ret_path_len = path_len == SIZE_MAX ? i : path_len;
     return 0;

@@ -32,9 +32,12 @@ struct sg_framing {
  * to dispute. */
 int sg_preflight_head(const struct sg_head *head, struct sg_framing *ret, struct sg_error *err);
 
-/* Origin form only: visible ASCII, sound escapes, no %00, no fragment, at most SG_TARGET_MAX bytes.
- * *ret_path_len: bytes before '?'. "*" is let through for OPTIONS. */
-int sg_preflight_target(const char *method, const char *target, size_t *ret_path_len, struct sg_error *err);
+/* Origin form only: no blanks, no control characters, no fragment, at most SG_TARGET_MAX bytes. *ret_path_len: bytes before '?'. "*"
+ * is let through for OPTIONS. *ret_odd: where there is the first malformed escape, %00 or byte that is not ASCII (SIZE_MAX: nowhere). We
+ * read no target with one of these, but what is only passed on may have them. */
+int sg_preflight_target(const char *method, const char *target, size_t *ret_path_len, size_t *ret_odd, struct sg_error *err);
+/* Says what is wrong at `at`; returns -1. */
+int sg_preflight_odd(const char *target, size_t at, struct sg_error *err);
 
 /* Is it fit to be a header value we send or pass on (no CTL but tab)? */
 bool sg_header_value_ok(const char *value);

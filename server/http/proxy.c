@@ -101,10 +101,40 @@ static void answer_switch(struct proxy_call *c, const struct sg_upstream_answer 
     sg_respond_upgrade(c->r, sg_h1_field_get(a->head, "Upgrade"), switched, s);
 }
 
+/* Nothing of the answer went out yet, so that the client can still be told. */
+static bool fits(struct proxy_call *c, const struct sg_upstream_answer *a)
+{
+    size_t size = 0;
+    for (size_t i = 0; i < a->head->n_fields; i++)
+        size += strlen(a->head->fields[i].name) + strlen(a->head->fields[i].value) + 4;
+    size_t room = sg_respond_room(c->r);
+    if (size + strlen(c->prefix) <= room)
+        return true;
+    struct sg_error err = {0};
+    sg_error_set(&err, SG_ENDPOINT_FAILED, "the service's answer has %zu bytes of headers; %zu can be passed on", size, room);
+    sg_error_reason(&err, "headers_too_large");
+    sg_proxy_refuse(c->r, &err);
+    sg_error_clear(&err);
+    return false;
+}
+
+static void let_go(const struct sg_upstream_answer *a)
+{
+    if (a->tunnel != NULL)
+        sg_upstream_tunnel_drop(a->tunnel);
+    if (a->pipe != NULL)
+        sg_pipe_stop(a->pipe);
+    sg_pipe_unref(a->pipe);
+}
+
 static void answered(void *arg, const struct sg_upstream_answer *a)
 {
     struct proxy_call *c = arg;
     c->answered = true;
+    if (!fits(c, a)) {
+        let_go(a);
+        return;
+    }
     pass_fields(c, a->head);
     if (a->tunnel != NULL) {
         answer_switch(c, a);
@@ -169,11 +199,14 @@ static bool valid_token(struct sg_auth *auth, const char *token)
     return true;
 }
 
-static const char *bearer(const char *authorization)
+/* What stands behind the scheme, whichever that is, or all of it: a token of ours stays one where we would not look for it. */
+static const char *credentials(const char *authorization)
 {
-    if (authorization == NULL || strncasecmp(authorization, "Bearer ", 7) != 0)
+    if (authorization == NULL)
         return NULL;
-    return authorization + 7 + strspn(authorization + 7, " ");
+    size_t scheme = strcspn(authorization, " \t");
+    size_t blanks = strspn(authorization + scheme, " \t");
+    return authorization[scheme + blanks] != '\0' ? authorization + scheme + blanks : authorization;
 }
 
 /* Which credentials are ours: the one that let the caller in, and any other valid one. */
@@ -185,7 +218,7 @@ static void find_credentials(const struct sg_request *r, struct sg_auth *auth, s
     bool let_in = sg_req_principal(r) != NULL;
     q->drop_api_key = (let_in && key != NULL) || valid_token(auth, key);
     q->drop_authorization =
-        (let_in && key == NULL) || valid_token(auth, bearer(sg_req_header(r, "Authorization")));
+        (let_in && key == NULL) || valid_token(auth, credentials(sg_req_header(r, "Authorization")));
 }
 
 /* What the client said behind its chunked body. */

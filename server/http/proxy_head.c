@@ -134,9 +134,10 @@ static int add_origin(const struct sg_proxy_request *q, struct sg_buf *out, cons
     return sg_buf_addf(out, "Origin: http://127.0.0.1:%u\r\n", (unsigned)q->port);
 }
 
-static int add_cookie(const struct sg_proxy_request *q, struct sg_buf *out, const char *cookies)
+/* Our cookie is a credential wherever it is sent to. */
+static int add_cookie(struct sg_buf *out, const char *cookies)
 {
-    sg_cleanup(sg_free_p) char *left = q->own_origin ? sg_origin_cut_cookie(cookies) : NULL;
+    sg_cleanup(sg_free_p) char *left = strcasestr(cookies, SG_ENDPOINT_COOKIE) != NULL ? sg_origin_cut_cookie(cookies) : NULL;
     if (left != NULL && *left == '\0')
         return 0;
     return add_field(out, "Cookie", left != NULL ? left : cookies);
@@ -149,7 +150,9 @@ static int pass_field(const struct sg_proxy_request *q, struct sg_buf *out, cons
     if (is(h->name, "Origin"))
         return add_origin(q, out, h->value);
     if (is(h->name, "Cookie"))
-        return add_cookie(q, out, h->value);
+        return add_cookie(out, h->value);
+    if (is(h->name, "Referer") && strstr(h->value, SG_ENDPOINT_QUERY "=") != NULL)
+        return 0; /* the page was opened with a token in its URL */
     return add_field(out, h->name, h->value);
 }
 
@@ -177,7 +180,7 @@ static int add_ours(const struct sg_proxy_request *q, struct sg_buf *out)
 
 int sg_proxy_request_head(const struct sg_proxy_request *q, struct sg_buf *out, struct sg_error *err)
 {
-    int bad = sg_buf_reserve(out, HEAD_USUAL) | add_text(out, q->method) | add_text(out, q->target[0] == '/' ? " " : " /") |
+    int bad = sg_buf_reserve(out, HEAD_USUAL) | add_text(out, q->method) | add_text(out, sg_streq(q->target, "*") || q->target[0] == '/' ? " " : " /") |
               add_text(out, q->target) | sg_buf_addf(out, " HTTP/1.1\r\nHost: 127.0.0.1:%u\r\n", (unsigned)q->port);
     for (size_t i = 0; i < q->n_headers && bad == 0; i++)
         bad = pass_field(q, out, &q->headers[i]);

@@ -7,6 +7,10 @@
 #include "base/str.h"
 #include "http/request_priv.h"
 
+/* What the parser library keeps of a request's header line beside name and value, and what an answer's head has beside its headers. */
+#define HEADER_RECORD 72U
+#define OWN_HEADERS 1024U
+
 /* ---- storing an answer: any thread ---- */
 
 void sg_answer_finish(struct sg_answer *a)
@@ -104,6 +108,27 @@ bool sg_respond_header(struct sg_request *r, const char *name, const char *value
         return false;
     add_header(&r->pending_headers, name, value);
     return true;
+}
+
+/* Cookies are there twice, and each has a record. */
+static size_t parsed_again(const struct sg_header *h)
+{
+    if (strcasecmp(h->name, "Cookie") != 0)
+        return 0;
+    size_t size = strlen(h->value) + HEADER_RECORD;
+    for (const char *p = strchr(h->value, ';'); p != NULL; p = strchr(p + 1, ';'))
+        size += HEADER_RECORD;
+    return size;
+}
+
+/* The parser library writes the head into what the request has left of the connection's memory, and cuts the connection when it does not
+ * fit: the request's head is still there, with a record for each of its headers. */
+size_t sg_respond_room(const struct sg_request *r)
+{
+    size_t used = r->target_len + OWN_HEADERS;
+    for (size_t i = 0; i < r->n_headers; i++)
+        used += strlen(r->headers[i].name) + strlen(r->headers[i].value) + HEADER_RECORD + parsed_again(&r->headers[i]);
+    return used < r->http->cfg.connection_memory ? r->http->cfg.connection_memory - used : 0;
 }
 
 void sg_respond_trailer(struct sg_request *r, const char *name, const char *value)

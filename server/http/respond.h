@@ -15,6 +15,9 @@
  * could break the framing (empty, CR, LF, Content-Length, Transfer-Encoding, Connection) are left out: false. */
 bool sg_respond_header(struct sg_request *r, const char *name, const char *value);
 
+/* How many bytes of headers (names, values and four more for each) the answer may still have; above that the connection would just end. */
+size_t sg_respond_room(const struct sg_request *r);
+
 /* Compact JSON and a newline; v is stolen (NULL: 500). */
 void sg_respond_json(struct sg_request *r, int status, json_t *v);
 /* Bytes, copied. content_type NULL: none. */

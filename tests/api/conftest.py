@@ -4,7 +4,9 @@ import sys
 import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from gateway import Front  # noqa: E402
 from harness import Server, users  # noqa: E402
+from upstream import Rig  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -45,3 +47,20 @@ def lease(client):
     id = client.lease()
     yield id
     client.terminate(id)
+
+
+# ---- the proxy alone ----
+
+
+@pytest.fixture(scope="module")
+def direct():
+    """For what a gateway that buffers requests, or speaks for itself, does not let through as it is."""
+    with Rig() as r:
+        yield r
+
+
+@pytest.fixture(scope="module", params=["direct", "nginx"])
+def rig(request):
+    """The proxy as clients reach it: itself, and through nginx with its default buffering."""
+    with Rig() if request.param == "direct" else Front() as r:
+        yield r

@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 
 from harness import wait_until
+from upstream import Rig
 
 CONFIG = """
 daemon off; master_process off; pid {dir}/pid; error_log {dir}/error.log warn;
@@ -75,3 +76,16 @@ class Nginx:
         self.process.terminate()
         self.process.wait(20)
         shutil.rmtree(self.dir, ignore_errors=True)
+
+
+class Front(Rig):
+    """The proxy alone, and nginx in front of it: clients connect to nginx."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.gateway = Nginx(self.port).__enter__()
+        self.own_port, self.port = self.port, self.gateway.port
+
+    def __exit__(self, *error):
+        self.gateway.__exit__()
+        super().__exit__(*error)

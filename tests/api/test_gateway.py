@@ -8,23 +8,10 @@ import time
 
 import pytest
 import ws
-from gateway import Nginx
+from gateway import Front, Nginx
 from harness import SLOW, Server
 from sandboxed import start_service, start_websockets
-from upstream import Conn, Rig, Upstream, reply, response, values
-
-
-class Front(Rig):
-    """The proxy alone, and nginx in front of it: clients connect to nginx."""
-
-    def __init__(self):
-        super().__init__()
-        self.gateway = Nginx(self.port).__enter__()
-        self.own_port, self.port = self.port, self.gateway.port
-
-    def __exit__(self, *error):
-        self.gateway.__exit__()
-        super().__exit__(*error)
+from upstream import Conn, Upstream, reply, response, values
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,11 @@ import time
 
 import pytest
 import ws
+from gateway import Front
 from harness import SLOW
 from upstream import Rig, Upstream, reply, response, values
 
 TOKEN = "svc-key-0123456789"
-
-
-@pytest.fixture(scope="module")
-def rig():
-    with Rig() as r:
-        yield r
 
 
 def target(up, rest="/"):
@@ -52,7 +47,7 @@ def settled(rig):
 # ---- the handshake ----
 
 
-def test_the_services_own_answer_arrives(rig):
+def test_the_services_own_answer_arrives(direct):
     seen = []
 
     def serve(conn):
@@ -61,7 +56,7 @@ def test_the_services_own_answer_arrives(rig):
         conn.send(ws.accept(fields, headers="X-Own: 1\r\nX-Own: 2\r\nSet-Cookie: a=b\r\nSandgate-Error: forged\r\nX-Request-Id: theirs\r\n"))
         assert conn.closed()
 
-    with Upstream(serve) as up, rig.client() as c:
+    with Upstream(serve) as up, direct.client() as c:
         fields = opened(c, up, "Sec-WebSocket-Protocol: chat, super.chat\r\nSec-WebSocket-Extensions: permessage-deflate\r\nOrigin: https://app.example\r\n"
                                "X-Request-Id: mine\r\nX-Forwarded-For: 6.6.6.6\r\n", "/socket?a=%2F")
     assert values(fields, "Sec-WebSocket-Accept") == [ws.accept_of("dGhlIHNhbXBsZSBub25jZQ==")]
@@ -106,8 +101,9 @@ def test_a_refusal_is_an_ordinary_answer(rig):
         assert up.connections == 1
 
 
-def test_who_may_not_come_in():
-    with Rig("--token", TOKEN) as rig, Upstream(ws.echo) as up:
+@pytest.mark.parametrize("kind", [Rig, Front])
+def test_who_may_not_come_in(kind):
+    with kind("--token", TOKEN) as rig, Upstream(ws.echo) as up:
         for headers in ("", "Authorization: Bearer wrong\r\n", "Sec-WebSocket-Protocol: chat\r\n"):
             status, fields, body = rig.ask(ws.request(target(up), headers=headers))
             assert status == 401 and values(fields, "Sandgate-Error") == ["unauthorized"] and values(fields, "Location") == []
@@ -119,7 +115,7 @@ def test_who_may_not_come_in():
             assert ws.read_frame(c) == (ws.CLOSE, b"")
 
 
-def test_what_is_not_passed_on_as_a_switch(rig):
+def test_what_is_not_passed_on_as_a_switch(direct):
     """HTTP/2 over a tunnel would be requests nobody looks at; a body comes first; Connection must say so."""
     seen = []
 
@@ -133,9 +129,9 @@ def test_what_is_not_passed_on_as_a_switch(rig):
         for head in ("Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n", "Upgrade: websocket\r\n",
                      "Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 2\r\n"):
             body = b"xy" if "Length" in head else b""
-            got = rig.ask(f"POST {target(up)} HTTP/1.1\r\nHost: h\r\n{head}\r\n".encode() + body)
+            got = direct.ask(f"POST {target(up)} HTTP/1.1\r\nHost: h\r\n{head}\r\n".encode() + body)
             assert got[::2] == (200, b"plain")
-        status, _, _ = rig.ask(f"GET {target(up)} HTTP/1.0\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n".encode())
+        status, _, _ = direct.ask(f"GET {target(up)} HTTP/1.0\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n".encode())
         assert status == 200
     assert seen == [([], [], [], b""), ([], [], [], b""), ([], [], [], b"xy"), ([], [], [], b"")]
 
@@ -209,7 +205,7 @@ def test_early_bytes_in_both_directions(rig):
             assert ws.read_frame(c) == (ws.TEXT, early)
 
 
-def test_other_protocols_and_half_closes(rig):
+def test_other_protocols_and_half_closes(direct):
     def serve(conn):
         _, fields = conn.head()
         assert values(fields, "Upgrade") == ["tally/2, other"]
@@ -219,7 +215,7 @@ def test_other_protocols_and_half_closes(rig):
             total += len(data)
         conn.send(str(total).encode())  # after the client's end
 
-    with Upstream(serve) as up, rig.client() as c:
+    with Upstream(serve) as up, direct.client() as c:
         c.send(f"POST {target(up)} HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: tally/2, h2c\r\nUpgrade: other\r\n\r\n".encode())
         _, fields = c.head()
         assert values(fields, "Upgrade") == ["tally/2"]
@@ -234,14 +230,14 @@ def test_other_protocols_and_half_closes(rig):
         got.append(conn.file.read())
 
     got = []
-    with Upstream(serve_first) as up, rig.client() as c:
+    with Upstream(serve_first) as up, direct.client() as c:
         c.send(f"GET {target(up)} HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n".encode())
         c.head()
         assert c.file.read() == b"all of it"  # up to the service's end
         c.send(b"still here")
         c.sock.shutdown(socket.SHUT_WR)
     assert got == [b"still here"]
-    assert settled(rig)
+    assert settled(direct)
 
 
 def test_a_slow_side_holds_the_other_one_back(rig):

@@ -53,6 +53,7 @@ class Upstream:
     def __exit__(self, kind, *_):
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
+        self.acceptor.join(TIMEOUT)
         self.closing = True
         for conn in self.conns:
             if conn.idle:  # kept by the proxy for another request; it would wait for its idle timeout

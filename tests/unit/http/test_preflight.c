@@ -134,24 +134,37 @@ Test(preflight, too_many_headers)
 Test(preflight, targets)
 {
     size_t len;
+    size_t odd;
     static const char *const good[] = {"/", "/a%2Fb?x=%41&y", "/a//b/../c", "/a?b?c", "/%7e|{}^\"<>\\"};
-    static const char *const bad[] = {"",      "a",     "*",     "http://h/", "h:443", "/a b",  "/a\tb", "/a\x80",
-                                      "/a\x7f", "/a#b", "/a%",   "/a%4",      "/a%4g", "/a%00", "/a?%0", "/a?b=%00"};
-    for (size_t i = 0; i < SG_COUNT_OF(good); i++)
-        cr_assert_eq(sg_preflight_target("GET", good[i], &len, &err), 0, "%s", good[i]);
+    static const char *const bad[] = {"", "a", "*", "http://h/", "h:443", "/a b", "/a\tb", "/a\x7f", "/a#b", "/\x80#"};
+    static const struct {
+        const char *target;
+        size_t at;
+    } odds[] = {{"/a\x80", 2},  {"/a%", 2},   {"/a%4", 2},      {"/a%4g", 2}, {"/%41%00", 4},
+                {"/a?%0", 3}, {"/a?b=%00", 5}, {"/%\xff%00", 1}, {"/?100%&\xc3\xa9", 5}};
+    for (size_t i = 0; i < SG_COUNT_OF(good); i++) {
+        cr_assert_eq(sg_preflight_target("GET", good[i], &len, &odd, &err), 0, "%s", good[i]);
+        cr_assert_eq(odd, SIZE_MAX, "%s", good[i]);
+    }
     for (size_t i = 0; i < SG_COUNT_OF(bad); i++)
-        cr_assert_eq(sg_preflight_target("GET", bad[i], &len, &err), -1, "%s", bad[i]);
-    cr_assert_eq(sg_preflight_target("OPTIONS", "*", &len, &err), 0);
-    cr_assert_eq(sg_preflight_target("GET", "/abc?d", &len, &err), 0);
+        cr_assert_eq(sg_preflight_target("GET", bad[i], &len, &odd, &err), -1, "%s", bad[i]);
+    for (size_t i = 0; i < SG_COUNT_OF(odds); i++) {
+        cr_assert_eq(sg_preflight_target("GET", odds[i].target, &len, &odd, &err), 0, "%s", odds[i].target);
+        cr_assert_eq(odd, odds[i].at, "%s", odds[i].target);
+        cr_assert_eq(sg_preflight_odd(odds[i].target, odd, &err), -1);
+        cr_assert_eq(err.code, SG_INVALID_REQUEST);
+    }
+    cr_assert_eq(sg_preflight_target("OPTIONS", "*", &len, &odd, &err), 0);
+    cr_assert_eq(sg_preflight_target("GET", "/abc?d", &len, &odd, &err), 0);
     cr_assert_eq(len, 4);
 
     char longest[SG_TARGET_MAX + 2];
     memset(longest, 'a', sizeof longest);
     longest[0] = '/';
     longest[SG_TARGET_MAX] = '\0';
-    cr_assert_eq(sg_preflight_target("GET", longest, &len, &err), 0);
+    cr_assert_eq(sg_preflight_target("GET", longest, &len, &odd, &err), 0);
     longest[SG_TARGET_MAX] = 'a';
     longest[SG_TARGET_MAX + 1] = '\0';
-    cr_assert_eq(sg_preflight_target("GET", longest, &len, &err), -1);
+    cr_assert_eq(sg_preflight_target("GET", longest, &len, &odd, &err), -1);
     cr_assert_eq(err.code, SG_URI_TOO_LONG);
 }

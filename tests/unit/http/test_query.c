@@ -37,9 +37,10 @@ TestSuite(query, .init = setup, .fini = teardown);
 static struct sg_request *request(const char *target)
 {
     char allow[160];
+    size_t odd;
     struct sg_request *r = sg_req_new(&http, conn, target);
     sg_error_clear(&err);
-    cr_assert_eq(sg_preflight_target("GET", r->target, &r->path_len, &err), 0, "%s", target);
+    cr_assert_eq(sg_preflight_target("GET", r->target, &r->path_len, &odd, &err), 0, "%s", target);
     cr_assert_eq(sg_router_find(rt, "GET", r->target, r->path_len, &r->match, allow, sizeof allow, &err), 0, "%s", target);
     return r;
 }
