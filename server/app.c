@@ -191,6 +191,7 @@ static int open_store(struct app *a, struct sg_error *err)
                                  .receipt_key_file = a->cfg->keys.receipt_file,
                                  .endpoint_key_file = a->cfg->keys.endpoint_file,
                                  .retention_ms = a->cfg->leases.retention_ms,
+                                 .audit_retention_ms = a->cfg->audit.retention_ms,
                                  .log = a->log};
 
     return sg_store_open(&sc, &a->store, err);

@@ -74,6 +74,9 @@ struct sg_config {
         const char *endpoint_file;
     } keys;
     struct {
+        int64_t retention_ms; /* 0: for ever */
+    } audit;
+    struct {
         int64_t timeout_default_ms;
         int64_t timeout_max_ms;
         int64_t retention_ms;

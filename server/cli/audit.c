@@ -13,7 +13,8 @@ static void config_p(struct sg_config **c)
 
 static json_t *report_json(const struct sg_audit_report *r)
 {
-    return json_pack("{s:b, s:I, s:o, s:s*, s:s*}", "ok", r->ok, "records", (json_int_t)r->records, "at_seq",
+    return json_pack("{s:b, s:I, s:I, s:o, s:s*, s:s*}", "ok", r->ok, "records", (json_int_t)r->records, "dropped",
+                     (json_int_t)r->dropped, "at_seq",
                      r->ok ? json_null() : json_integer(r->at_seq), "problem", r->ok ? NULL : r->problem,
                      "detail", r->ok ? NULL : r->detail);
 }
@@ -35,7 +36,11 @@ int sg_cli_audit_verify(const struct sg_cli_args *a)
         return r.ok ? rc : SG_CLI_FAILED;
     }
     if (r.ok) {
-        (void)printf("the audit log is sound: %lld records\n", (long long)r.records);
+        (void)printf("the audit log is sound: %lld records", (long long)r.records);
+        if (r.dropped > 0) {
+            (void)printf(", after %lld that were kept for their time", (long long)r.dropped);
+        }
+        (void)printf("\n");
         return SG_CLI_OK;
     }
     (void)printf("the audit log is damaged at record %lld (%s): %s\n%lld records before it are sound\n",

@@ -162,6 +162,9 @@ static const struct conf_key top_keys[] = {
     {.section = "keys", .name = "endpoint_file", .type = CONF_STRING, TOP(keys.endpoint_file), PATH,
      .help = "key of endpoint tokens; by default endpoint.key in the state directory"},
 
+    {.section = "audit", .name = "retention", .type = CONF_DURATION, TOP(audit.retention_ms), .def = "2160h",
+     RANGE(0, 3650 * DAY), .help = "how long audit records are kept, 0: for ever"},
+
     {.section = "leases", .name = "timeout_default", .type = CONF_DURATION, TOP(leases.timeout_default_ms), .def = "1h",
      RANGE(SECOND, 365 * DAY), .help = "of a lease that names none"},
     {.section = "leases", .name = "timeout_max", .type = CONF_DURATION, TOP(leases.timeout_max_ms), .def = "24h",

@@ -94,7 +94,11 @@ int sg_store_open(const struct sg_store_config *cfg, struct sg_store **ret, stru
     s->head_fd = -1;
     s->log = cfg->log;
     s->retention_ms = cfg->retention_ms > 0 ? cfg->retention_ms : RETENTION_DEFAULT_MS;
+    s->audit_retention_ms = cfg->audit_retention_ms;
     s->prune_every_ms = s->retention_ms / 4 < SG_STORE_PRUNE_MS ? s->retention_ms / 4 : SG_STORE_PRUNE_MS;
+    if (s->audit_retention_ms > 0 && s->audit_retention_ms / 4 < s->prune_every_ms) {
+        s->prune_every_ms = s->audit_retention_ms / 4;
+    }
     s->prune_every_ms = s->prune_every_ms > 100 ? s->prune_every_ms : 100;
     s->queue_max = cfg->queue_max > 0 ? cfg->queue_max : QUEUE_DEFAULT;
     s->queue_tail = &s->queue;

@@ -32,6 +32,7 @@ struct sg_store_config {
     const char *receipt_key_file; /* NULL: receipt.key */
     const char *endpoint_key_file; /* NULL: endpoint.key */
     int64_t retention_ms;          /* ended leases and stored answers are dropped after it; 0: 24 h */
+    int64_t audit_retention_ms;    /* audit records are dropped after it, oldest first; 0: never */
     size_t queue_max;              /* ops waiting; 0: 4096 */
     struct sg_log *log; /* or NULL; for what has no caller: read-only on and off, checkpoints that fail */
 };
@@ -179,9 +180,10 @@ void sg_store_stats(struct sg_store *s, struct sg_store_stats *ret);
 
 struct sg_audit_report {
     bool ok;
-    int64_t records;  /* good ones from the start */
+    int64_t records;  /* good ones, from the first that is kept */
+    int64_t dropped;  /* older ones that were, when their time was over */
     int64_t at_seq;   /* first bad record, or the first missing one; 0 when ok */
-    char problem[64]; /* stable word: those of sg_audit_check, and head_missing, head_forged, receipt_changed,
+    char problem[64]; /* stable word: those of sg_audit_check, and head_missing, head_forged, base_forged, receipt_changed,
                        * receipt_missing, damage_recorded (the server found the end of the log damaged when it
                        * started), database_malformed */
     char detail[256];

@@ -149,6 +149,25 @@ static void read_record(sqlite3_stmt *st, const struct sg_audit_head *before, st
 
 #define RECORD_COLUMNS "seq, time_us, kind, tenant, lease_id, receipt_id, payload, mac"
 
+/* Where the records that are kept begin. 1; 0: with the first there was (*ret zeroed); -1: forged. */
+static int read_base(sqlite3 *db, const struct sg_secret *secret, struct sg_audit_head *ret)
+{
+    size_t key_len = 0;
+    const char *key = sg_secret_expose(secret, &key_len);
+    sqlite3_stmt *st = NULL;
+    int have = 0;
+    *ret = (struct sg_audit_head){0};
+    /* A database of an older version has no such table. */
+    if (sqlite3_prepare_v2(db, "SELECT line FROM audit_base", -1, &st, NULL) == SQLITE_OK &&
+        sqlite3_step(st) == SQLITE_ROW) {
+        const char *line = (const char *)sqlite3_column_text(st, 0);
+        size_t len = (size_t)sqlite3_column_bytes(st, 0);
+        have = line != NULL && sg_audit_base_read(key, key_len, line, len, ret, NULL) == 0 ? 1 : -1;
+    }
+    sqlite3_finalize(st);
+    return have;
+}
+
 /* The last record (its head into s->head) and whether its MAC is right. 1, 0 when there is none, -1. */
 static int read_tail(struct sg_store *s, bool *ret_good, struct sg_error *err)
 {
@@ -164,8 +183,7 @@ static int read_tail(struct sg_store *s, bool *ret_good, struct sg_error *err)
         struct sg_audit_check check;
         const struct sg_audit_head none = {0};
         read_record(st, &s->head, &r);
-        sg_audit_check_init(&check, key, key_len, &none);
-        check.at = s->head;
+        sg_audit_check_init(&check, key, key_len, &s->head, &none);
         *ret_good = sg_audit_check_next(&check, &r);
         s->head.seq = r.seq;
         memcpy(s->head.mac, r.mac, sizeof s->head.mac);
@@ -196,7 +214,7 @@ static bool mac_at(struct sg_store *s, const struct sg_audit_head *want)
 }
 
 /* The first problem at the end of the log, or NULL; *ret_event is what to record. */
-static const char *tail_problem(struct sg_store *s, bool any, bool good, const char **ret_event,
+static const char *tail_problem(struct sg_store *s, bool any, bool good, bool base_good, const char **ret_event,
                                 int64_t *ret_expected)
 {
     struct heads h;
@@ -205,6 +223,9 @@ static const char *tail_problem(struct sg_store *s, bool any, bool good, const c
     *ret_expected = have > 0 ? h.latest.seq : s->head.seq;
     if (any && !good) {
         return "record_changed";
+    }
+    if (!base_good) {
+        return "base_forged";
     }
     if (have <= 0) {
         return have < 0 ? "head_forged" : any ? "head_missing" : NULL;
@@ -233,13 +254,14 @@ static int make_head_file(struct sg_store *s, struct sg_error *err)
 int sg_store_audit_open(struct sg_store *s, struct sg_error *err)
 {
     bool good = true;
+    bool base_good = read_base(s->writer, s->audit_key, &s->head) >= 0;
     int any = read_tail(s, &good, err);
     if (any < 0) {
         return -1;
     }
     const char *event;
     int64_t expected;
-    const char *problem = tail_problem(s, any > 0, good, &event, &expected);
+    const char *problem = tail_problem(s, any > 0, good, base_good, &event, &expected);
     struct sg_store_op *op = sg_store_op_new();
     if (problem != NULL) {
         sg_cleanup(sg_json_p) json_t *detail =
@@ -338,7 +360,13 @@ static void walk(struct verify *v, const struct sg_secret *secret, const struct 
     size_t key_len = 0;
     const char *key = sg_secret_expose(secret, &key_len);
     struct sg_audit_check check;
-    sg_audit_check_init(&check, key, key_len, kept);
+    struct sg_audit_head base;
+    if (read_base(v->db, secret, &base) < 0) {
+        problem(v->report, 1, "base_forged", "where the records that are kept begin was not written by the server");
+        return;
+    }
+    v->report->dropped = base.seq;
+    sg_audit_check_init(&check, key, key_len, &base, kept);
     int rc;
     while ((rc = sqlite3_step(v->records)) == SQLITE_ROW) {
         struct sg_audit_record r;
@@ -393,8 +421,11 @@ int sg_audit_verify(const char *state_dir, const char *key_file, struct sg_audit
     if (open_read_only(state_dir, &v, err) < 0) {
         return -1;
     }
-    int rc =
-        sqlite3_prepare_v2(v.db, "SELECT " RECORD_COLUMNS " FROM audit ORDER BY seq", -1, &v.records, NULL);
+    /* The base and the records as of one moment: a server may be dropping some. */
+    int rc = sqlite3_exec(v.db, "BEGIN", NULL, NULL, NULL);
+    if (rc == SQLITE_OK) {
+        rc = sqlite3_prepare_v2(v.db, "SELECT " RECORD_COLUMNS " FROM audit ORDER BY seq", -1, &v.records, NULL);
+    }
     if (rc == SQLITE_OK) {
         rc = sqlite3_prepare_v2(v.db, "SELECT body FROM receipts WHERE id=?1", -1, &v.receipt, NULL);
     }
@@ -408,7 +439,7 @@ int sg_audit_verify(const char *state_dir, const char *key_file, struct sg_audit
     const struct sg_audit_head none = {0};
     walk(&v, key, have <= 0 ? &none : h.same_boot ? &h.latest : &h.on_disk);
     if (ret->ok && have <= 0) {
-        problem(ret, ret->records, have < 0 ? "head_forged" : "head_missing",
+        problem(ret, ret->dropped + ret->records, have < 0 ? "head_forged" : "head_missing",
                 "without the head kept apart a cut end cannot be ruled out");
     }
     return 0;

@@ -30,6 +30,8 @@ static const char *const migrations[] = {
     "ALTER TABLE leases ADD COLUMN events TEXT;",
     /* 3 */
     sg_store_kept_schema,
+    /* 4 */
+    "CREATE TABLE audit_base(id INTEGER PRIMARY KEY CHECK(id = 1), line TEXT NOT NULL);",
 };
 
 static const char *const write_sql[SG_STMT_COUNT] = {
@@ -64,6 +66,10 @@ static const char *const write_sql[SG_STMT_COUNT] = {
     [SG_STMT_PRUNE_LEASE] = "DELETE FROM leases WHERE id=?1",
     [SG_STMT_KEPT] = sg_store_kept_insert,
     [SG_STMT_NOT_KEPT] = "DELETE FROM kept WHERE id=?1",
+    [SG_STMT_AUDIT_OLD] = "SELECT seq, time_us, mac, kind FROM audit ORDER BY seq LIMIT ?1",
+    [SG_STMT_AUDIT_DROP] = "DELETE FROM audit WHERE seq<=?1",
+    [SG_STMT_AUDIT_BASE] =
+        "INSERT INTO audit_base(id, line) VALUES(1, ?1) ON CONFLICT(id) DO UPDATE SET line=?1",
     [SG_STMT_PROBE] = "INSERT INTO probe(id, n) VALUES(1, 1) ON CONFLICT(id) DO UPDATE SET n = n + 1",
 };
 

@@ -76,6 +76,9 @@ enum sg_stmt {
     SG_STMT_NO_ANSWER,
     SG_STMT_PRUNE_FIND,
     SG_STMT_PRUNE_LEASE,
+    SG_STMT_AUDIT_OLD,
+    SG_STMT_AUDIT_DROP,
+    SG_STMT_AUDIT_BASE,
     SG_STMT_PROBE,
     SG_STMT_KEPT,
     SG_STMT_NOT_KEPT,
@@ -105,6 +108,7 @@ struct sg_store {
     int lock_fd, head_fd;
     struct sg_log *log;
     int64_t retention_ms;
+    int64_t audit_retention_ms; /* 0: for ever */
     size_t queue_max;
     struct sg_secret *audit_key, *receipt_key, *endpoint_key;
     char boot_id[SG_BOOT_ID_LEN];
@@ -163,7 +167,7 @@ void sg_db_column(sqlite3_stmt *st, int col, char *out, size_t size);
 
 void *sg_store_thread(void *arg);
 void *sg_keeper_thread(void *arg);
-/* Drops some leases past retention; *ret_more: there may be further ones. */
+/* Drops some leases and audit records past retention; *ret_more: there may be further ones. */
 int sg_store_prune(struct sg_store *s, bool *ret_more, struct sg_error *err);
 /* Can it write again? */
 int sg_store_probe(struct sg_store *s, struct sg_error *err);
@@ -197,6 +201,9 @@ extern const char sg_store_kept_schema[], sg_store_kept_insert[], sg_store_kept_
 
 /* Runs a statement that gives no rows. */
 int sg_store_run(struct sg_store *s, enum sg_stmt which);
+/* Makes the commits to come reach the disk before they return, or not. A code of SQLite's, as the next one. */
+int sg_store_sync(struct sg_store *s, bool full);
+int sg_store_forget_answer(struct sg_store *s, const char *tenant, const char *key, const char *lease_id);
 void sg_store_bind_text(sqlite3_stmt *st, int i, const char *text); /* NULL: null */
 /* Row of an op; NULL and "" texts both become NULL in it. */
 struct sg_row *sg_store_op_row(struct sg_store_op *op, enum sg_row_kind kind);

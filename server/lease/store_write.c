@@ -116,7 +116,7 @@ static int write_answer(struct sg_store *s, const struct sg_row *r)
     return sg_store_run(s, SG_STMT_ANSWER);
 }
 
-static int forget_answer(struct sg_store *s, const char *tenant, const char *key, const char *lease_id)
+int sg_store_forget_answer(struct sg_store *s, const char *tenant, const char *key, const char *lease_id)
 {
     sqlite3_stmt *st = s->stmts[SG_STMT_NO_ANSWER];
     sg_store_bind_text(st, 1, tenant);
@@ -139,7 +139,7 @@ static int write_row(struct sg_store *s, const struct sg_row *r, struct sg_audit
     case SG_ROW_ANSWER:
         return write_answer(s, r);
     case SG_ROW_NO_ANSWER:
-        return forget_answer(s, r->text[SG_K_TENANT], r->text[SG_K_KEY], r->text[SG_K_LEASE]);
+        return sg_store_forget_answer(s, r->text[SG_K_TENANT], r->text[SG_K_KEY], r->text[SG_K_LEASE]);
     case SG_ROW_KEPT:
         return sg_store_write_kept(s, r);
     case SG_ROW_NOT_KEPT:
@@ -186,7 +186,7 @@ static int write_op(struct sg_store *s, struct sg_store_op *op, struct sg_audit_
     return rc == SQLITE_OK ? sg_store_run(s, SG_STMT_SAVE_RELEASE) : rc;
 }
 
-static int set_sync(struct sg_store *s, bool full)
+int sg_store_sync(struct sg_store *s, bool full)
 {
     if (s->full_sync == full) {
         return SQLITE_OK;
@@ -200,7 +200,7 @@ static int set_sync(struct sg_store *s, bool full)
 int sg_store_commit(struct sg_store *s, struct sg_store_op *ops, bool durable, struct sg_error *err)
 {
     struct sg_audit_head head = s->head;
-    int rc = set_sync(s, durable);
+    int rc = sg_store_sync(s, durable);
     if (rc == SQLITE_OK) {
         rc = sg_store_run(s, SG_STMT_BEGIN);
     }
@@ -226,69 +226,9 @@ int sg_store_commit(struct sg_store *s, struct sg_store_op *ops, bool durable, s
     return 0;
 }
 
-/* Removes up to 200 leases that ended before the cut. */
-static int prune_some(struct sg_store *s, int64_t cut_us, bool *ret_more)
-{
-    struct {
-        char id[SG_ID_MAX];
-        char *tenant, *key;
-    } rows[200];
-    size_t n = 0;
-    sqlite3_stmt *find = s->stmts[SG_STMT_PRUNE_FIND];
-    sqlite3_bind_int64(find, 1, cut_us);
-    int rc;
-    while ((rc = sqlite3_step(find)) == SQLITE_ROW && n < SG_COUNT_OF(rows)) {
-        sg_db_column(find, 0, rows[n].id, sizeof rows[n].id);
-        const char *tenant = (const char *)sqlite3_column_text(find, 1);
-        const char *key = (const char *)sqlite3_column_text(find, 2);
-        rows[n].tenant = tenant != NULL ? sg_xstrdup(tenant) : NULL;
-        rows[n].key = key != NULL ? sg_xstrdup(key) : NULL;
-        n++;
-    }
-    sqlite3_reset(find);
-    rc = rc == SQLITE_DONE || rc == SQLITE_ROW ? SQLITE_OK : rc;
-    for (size_t i = 0; i < n; i++) {
-        if (rc == SQLITE_OK) {
-            sg_store_bind_text(s->stmts[SG_STMT_PRUNE_LEASE], 1, rows[i].id);
-            rc = sg_store_run(s, SG_STMT_PRUNE_LEASE);
-        }
-        if (rc == SQLITE_OK && rows[i].key != NULL) {
-            rc = forget_answer(s, rows[i].tenant, rows[i].key, rows[i].id);
-        }
-        free(rows[i].tenant);
-        free(rows[i].key);
-    }
-    *ret_more = n == SG_COUNT_OF(rows);
-    return rc;
-}
-
-int sg_store_prune(struct sg_store *s, bool *ret_more, struct sg_error *err)
-{
-    int64_t cut_us = sg_wall_us() - s->retention_ms * 1000;
-    *ret_more = false;
-    int rc = set_sync(s, false);
-    if (rc == SQLITE_OK) {
-        rc = sg_store_run(s, SG_STMT_BEGIN);
-    }
-    if (rc == SQLITE_OK) {
-        rc = prune_some(s, cut_us, ret_more);
-    }
-    if (rc == SQLITE_OK) {
-        rc = sg_store_run(s, SG_STMT_COMMIT);
-    }
-    if (rc == SQLITE_OK) {
-        return 0;
-    }
-    sg_db_error(err, s->writer, rc, "drop old leases");
-    if (sqlite3_get_autocommit(s->writer) == 0) {
-        (void)sg_store_run(s, SG_STMT_ROLLBACK);
-    }
-    return -1;
-}
-
 int sg_store_probe(struct sg_store *s, struct sg_error *err)
 {
-    int rc = set_sync(s, true);
+    int rc = sg_store_sync(s, true);
     if (rc == SQLITE_OK) {
         rc = sg_store_run(s, SG_STMT_PROBE);
     }

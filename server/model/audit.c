@@ -8,8 +8,6 @@
 
 /* What is signed starts with what it is, so that no record can pass for a head or the reverse. */
 static const char record_tag[] = "sandgate-audit-record-1";
-static const char head_tag[] = "sandgate-audit-head-1";
-static const char head_word[] = "sandgate-audit 1 ";
 
 #define SIGNED_MAX ((size_t)SG_AUDIT_PAYLOAD_MAX + 65536)
 #define SEQ_DIGITS 20
@@ -76,37 +74,43 @@ int sg_audit_append(const void *key, size_t key_len, struct sg_audit_head *head,
     return 0;
 }
 
-/* ---- the head kept apart ---- */
+/* ---- the head kept apart, and the base ---- */
 
-static void head_seal(const void *key, size_t key_len, const struct sg_audit_head *head,
+struct line_kind {
+    const char *tag, *word;
+};
+static const struct line_kind head_kind = {"sandgate-audit-head-1", "sandgate-audit 1 "};
+static const struct line_kind base_kind = {"sandgate-audit-base-1", "sandgate-audit-base 1 "};
+
+static void line_seal(const struct line_kind *k, const void *key, size_t key_len, const struct sg_audit_head *head,
                       char hex[HEX_LEN + 1])
 {
     uint8_t seal[SG_SHA256_LEN];
     char mac[HEX_LEN + 1];
-    char text[sizeof head_tag + SEQ_DIGITS + HEX_LEN + 8];
+    char text[64 + SEQ_DIGITS + HEX_LEN];
     sg_hex(head->mac, SG_SHA256_LEN, mac);
-    int len = snprintf(text, sizeof text, "%s %" PRId64 " %s", head_tag, head->seq, mac);
+    int len = snprintf(text, sizeof text, "%s %" PRId64 " %s", k->tag, head->seq, mac);
     sg_hmac_sha256(key, key_len, text, (size_t)len, seal);
     sg_hex(seal, SG_SHA256_LEN, hex);
 }
 
-void sg_audit_head_write(const void *key, size_t key_len, const struct sg_audit_head *head,
-                         char out[SG_AUDIT_HEAD_LINE])
+static void line_write(const struct line_kind *k, const void *key, size_t key_len, const struct sg_audit_head *head,
+                       char out[SG_AUDIT_HEAD_LINE])
 {
     char mac[HEX_LEN + 1];
     char seal[HEX_LEN + 1];
     sg_hex(head->mac, SG_SHA256_LEN, mac);
-    head_seal(key, key_len, head, seal);
-    snprintf(out, SG_AUDIT_HEAD_LINE, "%s%" PRId64 " %s %s\n", head_word, head->seq, mac, seal);
+    line_seal(k, key, key_len, head, seal);
+    snprintf(out, SG_AUDIT_HEAD_LINE, "%s%" PRId64 " %s %s\n", k->word, head->seq, mac, seal);
 }
 
-int sg_audit_head_read(const void *key, size_t key_len, const char *line, size_t len,
-                       struct sg_audit_head *ret, struct sg_error *err)
+static int line_read(const struct line_kind *k, const void *key, size_t key_len, const char *line, size_t len,
+                     struct sg_audit_head *ret, struct sg_error *err)
 {
     struct sg_audit_head head = {0};
     char wanted[SG_AUDIT_HEAD_LINE];
-    size_t at = sizeof head_word - 1;
-    bool good = len > at && len < sizeof wanted && memcmp(line, head_word, at) == 0;
+    size_t at = strlen(k->word);
+    bool good = len > at && len < sizeof wanted && memcmp(line, k->word, at) == 0;
     size_t digits = at;
     while (good && at < len && line[at] >= '0' && line[at] <= '9' && head.seq <= (INT64_MAX - 9) / 10)
         head.seq = head.seq * 10 + (line[at++] - '0');
@@ -116,14 +120,35 @@ int sg_audit_head_read(const void *key, size_t key_len, const char *line, size_t
         memcpy(mac, line + at + 1, HEX_LEN);
     good = good && sg_unhex(mac, head.mac, SG_SHA256_LEN);
     if (!good)
-        return sg_error_set(err, SG_INVALID_REQUEST, "the head of the audit log is malformed");
-    /* One way to write a head: what was read must be that, seal and all. */
-    sg_audit_head_write(key, key_len, &head, wanted);
+        return sg_error_set(err, SG_INVALID_REQUEST, "an end of the audit log is malformed");
+    /* One way to write one: what was read must be that, seal and all. */
+    line_write(k, key, key_len, &head, wanted);
     if (strlen(wanted) != len || !sg_equal_const_time(wanted, line, len))
-        return sg_error_set(err, SG_INVALID_REQUEST,
-                            "the head of the audit log was not written with this key");
+        return sg_error_set(err, SG_INVALID_REQUEST, "an end of the audit log was not written with this key");
     *ret = head;
     return 0;
+}
+
+void sg_audit_head_write(const void *key, size_t key_len, const struct sg_audit_head *head, char out[SG_AUDIT_HEAD_LINE])
+{
+    line_write(&head_kind, key, key_len, head, out);
+}
+
+int sg_audit_head_read(const void *key, size_t key_len, const char *line, size_t len, struct sg_audit_head *ret,
+                       struct sg_error *err)
+{
+    return line_read(&head_kind, key, key_len, line, len, ret, err);
+}
+
+void sg_audit_base_write(const void *key, size_t key_len, const struct sg_audit_head *base, char out[SG_AUDIT_HEAD_LINE])
+{
+    line_write(&base_kind, key, key_len, base, out);
+}
+
+int sg_audit_base_read(const void *key, size_t key_len, const char *line, size_t len, struct sg_audit_head *ret,
+                       struct sg_error *err)
+{
+    return line_read(&base_kind, key, key_len, line, len, ret, err);
 }
 
 /* ---- checking ---- */
@@ -137,11 +162,12 @@ static bool fault(struct sg_audit_check *c, int64_t seq, const char *reason)
 }
 
 void sg_audit_check_init(struct sg_audit_check *c, const void *key, size_t key_len,
-                         const struct sg_audit_head *kept)
+                         const struct sg_audit_head *base, const struct sg_audit_head *kept)
 {
     *c = (struct sg_audit_check){.key = key, .key_len = key_len, .ok = true};
+    c->at = *base;
     c->kept = *kept;
-    c->kept_seen = kept->seq == 0;
+    c->kept_seen = kept->seq <= base->seq; /* an old head, or none */
 }
 
 bool sg_audit_check_next(struct sg_audit_check *c, const struct sg_audit_record *r)

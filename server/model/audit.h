@@ -48,6 +48,13 @@ void sg_audit_head_write(const void *key, size_t key_len, const struct sg_audit_
 int sg_audit_head_read(const void *key, size_t key_len, const char *line, size_t len,
                        struct sg_audit_head *ret, struct sg_error *err);
 
+/* Likewise the record before the first one that is still kept, when old ones were dropped ("sandgate-audit-base 1 ..."). Neither line
+ * passes for the other. */
+void sg_audit_base_write(const void *key, size_t key_len, const struct sg_audit_head *base,
+                         char out[SG_AUDIT_HEAD_LINE]);
+int sg_audit_base_read(const void *key, size_t key_len, const char *line, size_t len,
+                       struct sg_audit_head *ret, struct sg_error *err);
+
 /* Walking a chain from its beginning, record by record, in constant memory. */
 struct sg_audit_check {
     const void *key; /* borrowed */
@@ -60,8 +67,9 @@ struct sg_audit_check {
     char reason[64]; /* a stable word: record_changed, record_missing, record_out_of_order, chain_broken,
                         tail_cut, head_mismatch */
 };
+/* base: of the records that are kept, zeroed: all are. */
 void sg_audit_check_init(struct sg_audit_check *c, const void *key, size_t key_len,
-                         const struct sg_audit_head *kept);
+                         const struct sg_audit_head *base, const struct sg_audit_head *kept);
 /* False from the first fault on (then stop); records in the order they are stored. */
 bool sg_audit_check_next(struct sg_audit_check *c, const struct sg_audit_record *r);
 /* After the last record: compares the end with the kept head. A chain longer than its head is fine (the head

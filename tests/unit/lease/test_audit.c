@@ -285,6 +285,142 @@ Test(audit, the_head_kept_apart)
     forget(&k);
 }
 
+/* ---- retention ---- */
+
+static struct sg_store *open_forgetful(int64_t retention_ms)
+{
+    struct sg_store_config cfg = {.state_dir = dir, .audit_retention_ms = retention_ms};
+    struct sg_store *s = NULL;
+    struct sg_error err = {0};
+    cr_assert_eq(sg_store_open(&cfg, &s, &err), 0, "%s", err.message);
+    return s;
+}
+
+/* Beside a server that drops records the log is sound at any moment. Returns when at least n are gone. */
+static struct sg_audit_report until_dropped(int64_t n)
+{
+    int64_t until = sg_now_ms() + 20000;
+    struct sg_audit_report r;
+    do {
+        r = verify();
+        cr_assert(r.ok, "%s at %ld: %s", r.problem, (long)r.at_seq, r.detail);
+        cr_assert_lt(sg_now_ms(), until, "%ld of %ld dropped", (long)r.dropped, (long)n);
+        sched_yield();
+    } while (r.dropped < n);
+    return r;
+}
+
+static int64_t count(const char *sql_text)
+{
+    sg_cleanup(sg_free_p) char *path = sg_xasprintf("%s/sandgate.db", dir);
+    sqlite3 *db = NULL;
+    sqlite3_stmt *st = NULL;
+    cr_assert_eq(sqlite3_open(path, &db), SQLITE_OK);
+    cr_assert_eq(sqlite3_prepare_v2(db, sql_text, -1, &st, NULL), SQLITE_OK);
+    cr_assert_eq(sqlite3_step(st), SQLITE_ROW);
+    int64_t n = sqlite3_column_int64(st, 0);
+    sqlite3_finalize(st);
+    sqlite3_close(db);
+    return n;
+}
+
+Test(audit, records_over_their_time_are_dropped_and_the_rest_is_a_sound_chain)
+{
+    struct sg_store *s = open_forgetful(400);
+    add_some(s);
+    struct sg_audit_report r = until_dropped(RECORDS + 5);
+    sg_store_free(s);
+    r = verify();
+    cr_expect(r.ok, "%s", r.problem);
+    cr_expect_geq(r.records, 1); /* the newest stays, whatever its age */
+    cr_expect_eq(count("SELECT min(seq) FROM audit"), r.dropped + 1);
+    /* It goes on from there, also from a single record. */
+    s = open_forgetful(400);
+    add_some(s);
+    (void)until_dropped(r.dropped + r.records);
+    sg_store_free(s);
+    cr_expect(verify().ok);
+    cr_expect_eq(count("SELECT count(*) FROM audit WHERE kind='audit.damage'"), 0);
+    sg_store_free(open_store(dir)); /* without a limit nothing more goes */
+    cr_expect(verify().ok);
+}
+
+Test(audit, nothing_is_dropped_before_its_time_or_without_one)
+{
+    /* It looks when it starts, and does what it has begun before it stops. */
+    struct sg_store *s = open_forgetful(3600 * 1000);
+    add_some(s);
+    sg_store_free(s);
+    cr_expect_eq(verify().dropped, 0);
+    s = open_forgetful(0);
+    add_some(s);
+    sg_store_free(s);
+    cr_expect_eq(verify().dropped, 0);
+}
+
+Test(audit, many_records_go_in_pieces)
+{
+    sql("UPDATE audit SET time_us = 1"); /* breaks their MACs, which pruning does not look at */
+    sql("WITH RECURSIVE n(i) AS (SELECT 13 UNION ALL SELECT i + 1 FROM n WHERE i < 1200)"
+        " INSERT INTO audit SELECT i, 1, 'x', NULL, NULL, NULL, '{}', zeroblob(32) FROM n");
+    struct sg_store *s = open_forgetful(3600 * 1000);
+    int64_t until = sg_now_ms() + 20000;
+    while (count("SELECT count(*) FROM audit") > 10 && sg_now_ms() < until) {
+        sched_yield();
+    }
+    sg_store_free(s);
+    cr_expect_eq(count("SELECT min(seq) FROM audit"), 1201); /* what opening it found */
+}
+
+Test(audit, what_was_dropped_cannot_be_made_up)
+{
+    struct sg_store *s = open_forgetful(400);
+    add_some(s);
+    int64_t dropped = until_dropped(RECORDS).dropped;
+    sg_store_free(s);
+    dropped = verify().dropped;
+    struct file db = keep("sandgate.db");
+    sql("DELETE FROM audit_base");
+    expect("record_missing", 1, "no base");
+    put_back(&db);
+    sql("UPDATE audit_base SET line = replace(line, 'base 1 ', 'base 1 1')");
+    expect("base_forged", 1, "another base");
+    put_back(&db);
+    /* A head is no base, though the server wrote it. */
+    struct file head = keep("audit.head");
+    sg_cleanup(sg_free_p) char *line =
+        sg_xasprintf("UPDATE audit_base SET line = '%.*s\n'", (int)strcspn(head.data, "\n"), head.data);
+    sql(line);
+    expect("base_forged", 1, "a head as base");
+    put_back(&db);
+    sg_cleanup(sg_free_p) char *cut = sg_xasprintf("DELETE FROM audit WHERE seq=%ld", (long)dropped + 1);
+    sql(cut);
+    cr_expect_not(verify().ok, "one more than was dropped");
+    put_back(&db);
+    cr_expect(verify().ok);
+    /* A server that starts over it writes that down. */
+    sql("UPDATE audit_base SET line = 'x'");
+    sg_store_free(open_store(dir));
+    cr_expect_eq(count("SELECT count(*) FROM audit WHERE kind='audit.damage'"), 1);
+    forget(&db);
+    forget(&head);
+}
+
+Test(audit, recorded_damage_is_not_dropped)
+{
+    sql("DELETE FROM audit WHERE seq=12");
+    struct sg_store *s = open_forgetful(200);
+    add_some(s);
+    int64_t until = sg_now_ms() + 20000;
+    while (count("SELECT min(seq) FROM audit") < 12 && sg_now_ms() < until) {
+        sched_yield();
+    }
+    add_some(s);
+    sg_store_free(s);
+    cr_expect_eq(count("SELECT min(seq) FROM audit"), 12);
+    expect("damage_recorded", 12, "damage that is old");
+}
+
 Test(audit, starting_the_server_does_not_hide_damage)
 {
     sql("DELETE FROM audit WHERE seq>=11");

@@ -37,7 +37,7 @@ static struct chain make_chain(void)
 static struct sg_audit_check check(const struct chain *c)
 {
     struct sg_audit_check k;
-    sg_audit_check_init(&k, KEY, &c->head);
+    sg_audit_check_init(&k, KEY, &(struct sg_audit_head){0}, &c->head);
     for (size_t i = 0; i < c->n && sg_audit_check_next(&k, &c->r[i]); i++)
         ;
     sg_audit_check_end(&k);
@@ -178,7 +178,7 @@ Test(audit, another_key_finds_the_first_record)
 {
     struct chain c = make_chain();
     struct sg_audit_check k;
-    sg_audit_check_init(&k, "fedcba9876543210fedcba9876543210", 32, &c.head);
+    sg_audit_check_init(&k, "fedcba9876543210fedcba9876543210", 32, &(struct sg_audit_head){0}, &c.head);
     cr_assert(!sg_audit_check_next(&k, &c.r[0]));
     cr_assert(!sg_audit_check_next(&k, &c.r[1]));
     cr_assert_eq(k.bad_seq, 1);
