@@ -122,6 +122,7 @@ static void check_location(const char *value)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    size_t odd;
     struct fuzz_head h;
     struct sg_framing f;
     size_t n;
@@ -131,7 +132,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                  .target = h.target,
                                  .headers = h.headers,
                                  .n_headers = h.n};
-    if (sg_preflight_head(&head, &f, NULL) == 0 && sg_preflight_target(h.method, h.target, &n, NULL) == 0) {
+    if (sg_preflight_head(&head, &f, NULL) == 0 && sg_preflight_target(h.method, h.target, &n, &odd, NULL) == 0) {
         check_request(&h, false);
         check_request(&h, true);
         check_token(h.target);

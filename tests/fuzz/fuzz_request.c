@@ -61,6 +61,7 @@ static void route(const struct sg_router *rt, const struct fuzz_head *h, size_t 
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    size_t odd;
     static struct sg_router *rt;
     struct fuzz_head h;
     struct sg_framing f;
@@ -75,7 +76,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                  .n_headers = h.n};
     if (sg_preflight_head(&head, &f, NULL) == 0)
         check_framing(&h, &f);
-    if (sg_preflight_target(h.method, h.target, &path_len, NULL) == 0) {
+    if (sg_preflight_target(h.method, h.target, &path_len, &odd, NULL) == 0) {
         fuzz_require(path_len <= strlen(h.target) && path_len <= SG_TARGET_MAX, "a path within the target");
         route(rt, &h, path_len);
     }
