@@ -66,6 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct fuzz_head h;
     struct sg_framing f;
     size_t path_len;
+    size_t odd;
     if (rt == NULL)
         fuzz_require(sg_router_new(sg_routes, sg_routes_count, &rt, NULL) == 0, "the routes");
     fuzz_head_read(&h, data, size);
@@ -78,6 +79,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check_framing(&h, &f);
     if (sg_preflight_target(h.method, h.target, &path_len, &odd, NULL) == 0) {
         fuzz_require(path_len <= strlen(h.target) && path_len <= SG_TARGET_MAX, "a path within the target");
+        fuzz_require(odd == SIZE_MAX || odd < strlen(h.target), "oddness within the target");
         route(rt, &h, path_len);
     }
     free(h.text);
