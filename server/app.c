@@ -155,9 +155,13 @@ static int start_spawner(struct app *a, struct sg_error *err)
     sg_cleanup(sg_free_p) struct sg_local_pool_config *pools = sg_config_local_pools(a->cfg, &n);
     sg_cleanup(sg_free_p) const char **rootfs = sg_xcalloc(n + 1, sizeof *rootfs);
     size_t n_rootfs = 0;
-    for (size_t i = 0; i < n; i++)
-        if (pools[i].rootfs)
+    for (size_t i = 0; i < n; i++) {
+        bool known = !pools[i].rootfs;
+        for (size_t k = 0; k < n_rootfs; k++)
+            known = known || sg_streq(rootfs[k], pools[i].rootfs);
+        if (!known)
             rootfs[n_rootfs++] = pools[i].rootfs;
+    }
     struct sg_spawner_config sc = {.state_dir = a->state_dir,
                                    .agent_path = agent,
                                    .rootfs = rootfs,

@@ -22,6 +22,8 @@
 
 /* Sandboxes being made at once: more only makes each of them slower. */
 #define BUILDS_MAX 4U
+/* Services of one pool that are starting at once: each has a limited time for it. */
+#define STARTS_MAX 8U
 
 #define GEN_OF(ptr, member) ((struct gen *)(void *)((char *)(ptr)-offsetof(struct gen, member)))
 #define SLOT_OF(ptr, member) ((struct slot *)(void *)((char *)(ptr)-offsetof(struct slot, member)))
@@ -47,6 +49,7 @@ struct service_out {
 };
 struct service {
     struct sg_exec *x; /* NULL: none */
+    bool starting;     /* counted in pool.starting */
     struct service_out out, err;
     struct sg_probe *probe; /* under way, or NULL */
 };
@@ -154,6 +157,7 @@ struct pool {
     struct slot *ready;
     struct waiter *waiters;
     struct sg_timer health;
+    unsigned starting; /* services */
 
     _Atomic bool draining; /* written by any thread */
     size_t n_waiters;      /* written under local.lock, as what follows */

@@ -142,12 +142,22 @@ static void hold_gone_run(struct sg_task *t)
     gen_unref(g);
 }
 
+static void start_over(struct gen *g)
+{
+    if (g->service.starting) {
+        g->service.starting = false;
+        g->slot->pool->starting--;
+        build_next(g->l);
+    }
+}
+
 void gen_offer(struct gen *g)
 {
     g->ready = true;
     slot_set_born(g->slot, sg_now_ms());
     slot_event(g->slot, g->slot->state == SG_SLOT_FAILED ? SG_SLOT_RECOVERED : SG_SLOT_BUILT, NULL);
     build_over(g);
+    start_over(g);
     pool_offer(g->slot);
 }
 
@@ -159,6 +169,8 @@ static void gen_up(struct gen *g)
         gen_offer(g);
         return;
     }
+    g->service.starting = true;
+    g->slot->pool->starting++;
     build_over(g);
     if (service_start(g, &err) < 0) {
         build_failed(g->slot, &err);
@@ -401,6 +413,16 @@ static void build_one(struct slot *s)
     sg_spawner_build(l->parts.spawner, &spec, gen_built, gen_ref(g));
 }
 
+/* The first in the queue whose pool has not enough to do with its services already. */
+static struct slot *next_to_build(const struct local *l)
+{
+    struct slot *s = l->build_queue;
+    while (s != NULL && s->pool->starting >= STARTS_MAX) {
+        s = s->bnext;
+    }
+    return s;
+}
+
 /* A build may fail at once and come back here from inside: the outermost call does the work. */
 static void build_next(struct local *l)
 {
@@ -408,8 +430,7 @@ static void build_next(struct local *l)
         return;
     }
     l->pumping = true;
-    while (!l->closing && l->building < BUILDS_MAX && l->build_queue != NULL) {
-        struct slot *s = l->build_queue;
+    for (struct slot *s; !l->closing && l->building < BUILDS_MAX && (s = next_to_build(l)) != NULL;) {
         DL_DELETE2(l->build_queue, s, bprev, bnext);
         s->queued = false;
         l->building++;
@@ -477,6 +498,7 @@ static void gen_end(struct gen *g)
     }
     g->ending = true;
     build_over(g);
+    start_over(g);
     sg_timer_cancel(l->parts.reactor, &g->mourn);
     slot_set_born(g->slot, 0);
     service_end(g);

@@ -1,6 +1,9 @@
 """Local pools: several on one server, who gets which slot, what operators see and do."""
 import concurrent.futures
 import os
+import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -73,9 +76,34 @@ def test_a_full_pool_does_not_borrow_from_another(pools):
 def test_a_pools_ceiling_is_its_own(pools):
     c = pools.client()
     r = c.post("/leases", {"local_pool": "small", "limits": {"memory_max": "65MiB"}})
-    assert r.status == 422 and r.code == "limit_exceeded" and r.json()["field"] == "limits.memory" and r.json()["limit"] == 64 << 20, r
+    assert r.status == 422 and r.code == "limit_exceeded" and r.json()["field"] == "limits.memory_max" and r.json()["limit"] == 64 << 20, r
     r = c.post("/leases", {"local_pool": "nowhere"})
     assert r.status == 422 and r.code == "pool_not_found" and r.json()["field"] == "local_pool", r
+
+
+@pytest.mark.parametrize("kind", server_kinds())
+def test_pools_differ_in_their_root_file_systems(kind, tmp_path):
+    root = tmp_path / "root"
+    for d in ("bin", "proc", "dev", "etc", "tmp", "run", "workspace", "home/sandbox", "usr/bin"):
+        (root / d).mkdir(parents=True)
+    for program in ("/bin/sh", "/bin/cat"):
+        needs = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        for lib in re.findall(r"(/\S+)", needs):
+            (root / lib[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(lib, root / lib[1:])
+        shutil.copy(program, root / program[1:])
+    (root / "usr/mark").write_text("another world\n")
+    for at in (tmp_path, *tmp_path.parents[:2]):
+        os.chmod(at, 0o755)
+    pools = [{"name": f"p{i}", "size": 1, "rootfs": str(root)} for i in range(2)]
+    with Server({"local_bwrap": {"size": 1}, "local_pools": pools}, user=account(kind)) as s:
+        c = s.client()
+        for name in ("default", "p0", "p1"):
+            id = c.lease(local_pool=name, acquire_timeout=30)
+            r = c.exec(id, "cat /usr/mark 2>/dev/null; test -e /usr/bin/env && echo host; echo x > f && cat f; (echo y > /usr/mark) 2>/dev/null && echo written")
+            assert r["stdout"] == ("host\nx\n" if name == "default" else "another world\nx\n"), (name, r)
+            c.terminate(id)
+    assert (root / "usr/mark").read_text() == "another world\n"
 
 
 def test_the_same_choice_every_time(pools):
@@ -186,7 +214,7 @@ def marked(mark):
 def everything(c):
     """What a new lease finds: files, processes, System V objects, sockets."""
     id = c.lease()
-    look = "ls -AR /workspace /home/sandbox /tmp /run /dev/shm; ls /proc | grep -c '^[0-9]'; cat /proc/sysvipc/* /proc/net/unix /proc/net/tcp | wc -l"
+    look = "set -- /proc/[0-9]*; echo $#; ls -AR /workspace /home/sandbox /tmp /run /dev/shm; cat /proc/sysvipc/* /proc/net/unix /proc/net/tcp | wc -l"
     text = c.exec(id, look)["stdout"]
     c.terminate(id)
     return text

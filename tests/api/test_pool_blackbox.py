@@ -1,5 +1,6 @@
 """Blackbox pools: a service in every slot, ready before anybody gets it, and which mode a lease may ask for where."""
 import concurrent.futures
+import http.client
 import json
 import os
 import re
@@ -182,6 +183,44 @@ def test_the_table_is_whole():
 def test_the_name_blackbox_is_the_pools_own_service(server):
     r = server.client().post("/leases", {"local_pool": "bb", "services": [{"name": "blackbox", "port": 8001}]})
     assert r.status == 422 and r.code == "not_supported" and r.json()["field"] == "services[0].port" and "8000" in r.json()["detail"], r
+
+
+def test_who_hangs_up_while_services_are_waited_for_has_no_lease(server):
+    """Nobody could find it again."""
+    c = server.client()
+    server.wait_slots(2, "bb")
+    body = json.dumps(dict(BB, local_pool="bb", services=[{"name": "other", "port": 9000}], acquire_timeout=600)).encode()
+    with server.connect() as raw:
+        raw.sendall(b"POST /leases HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        wait_until(lambda: slots(c, "bb")["leased"] == 1, what="the wait")
+    server.wait_slots(2, "bb")
+    assert [l for l in c.get("/leases?state=creating").json()["items"]] == []
+
+
+def test_the_end_of_the_server_ends_the_wait():
+    with Server({"local_bwrap": dict(BLACKBOX, size=1), "server": {"drain_timeout": "100ms"}}) as s:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(Client(s).post, "/leases", dict(BB, services=[{"name": "other", "port": 9000}], trajectory_id="t", acquire_timeout=600))
+            wait_until(lambda: slots(s.client())["leased"] == 1, what="the wait")
+            assert s.stop() == 0
+            try:
+                r = waiting.result()
+                assert r.status == 503 and r.code == "shutting_down", r
+            except (OSError, http.client.HTTPException):
+                pass  # it was cut: nothing is known, and nothing is left
+
+
+def test_many_slots_start_a_few_at_a_time():
+    slow = SERVICE.replace("print(", "time.sleep(0.3)\nprint(", 1)
+    with Server({"local_bwrap": dict(BLACKBOX, size=20, service_command=["python3", "-c", slow, "{slot}", "{port}"]),
+                 "local_pools": [{"name": "plain", "size": 1}]}) as s:
+        c, most = s.client(), 0
+        while (at := slots(c))["ready"] < 20:
+            most = max(most, sum(r["state"] == "STARTING" for r in at["items"]))
+            assert slots(c, "plain")["items"][0]["state"] in ("EMPTY", "STARTING", "READY")
+        assert 1 < most <= 12 and all(r["generation"] == 1 for r in at["items"]), most
+        log = c.get("/slots/default/default-19/log").json()["data"]
+        assert log.endswith("serving default-19 8000\n"), log
 
 
 # ---- services that go wrong ----
