@@ -66,7 +66,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct fuzz_head h;
     struct sg_framing f;
     size_t path_len;
-    size_t odd;
     if (rt == NULL)
         fuzz_require(sg_router_new(sg_routes, sg_routes_count, &rt, NULL) == 0, "the routes");
     fuzz_head_read(&h, data, size);
