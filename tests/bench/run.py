@@ -266,6 +266,80 @@ def files(b):
             compared(f"PUT of a file of {size // MIB} MiB | cat", put, gib_s)]
 
 
+def stream(b):
+    """Zeros that `dd` writes. The third way is what any server between a command and its caller has to do, without a thought spent on
+    it: the ceiling for the first. Then how soon what a command says is here."""
+    size = (256 if b.quick else 1024) * MIB
+    n = 60 if b.quick else 300
+    with server(1) as s:
+        _, (lease,) = leases(s, 1)
+        rounds, of_ceiling = [], []
+        for i in range(b.rounds + 1):
+            ours = b.tool("stream", "exec", s.port, lease, size)["per_s"]
+            pipe = b.tool("stream", "pipe", size)["per_s"]
+            tcp = b.tool("stream", "tcp", size)["per_s"]
+            if i > 0:  # the first warms up
+                rounds.append((ours, pipe))
+                of_ceiling.append((ours, tcp))
+        f = b.request_file("hi", "POST", f"/leases/{lease}/exec", b'{"command":"echo hi"}')
+        first = b.interleave(lambda: b.tool("stream", "first", s.port, lease, n)["output_p50_us"],
+                             lambda: b.tool("http", s.port, 1, 60000, n, "sleep", f)["latency_p50_us"])
+    return [compared(f"{size // MIB} MiB of zeros as events | through a pipe", rounds, gib_s, 0.6),
+            compared("  the same | pipe, process, TCP with 4/3 of the bytes", of_ceiling, gib_s),
+            compared("first output of a stream, p50 | a synchronous exec", first, us, 1.3, at_most=True)]
+
+
+def read_lines(socks, marker):
+    """All of them at once, until each has had the marker."""
+    import selectors
+    tails = {k: b"" for k in socks}
+    with selectors.DefaultSelector() as sel:
+        for k in socks:
+            sel.register(k, selectors.EVENT_READ)
+        while sel.get_map():
+            ready = sel.select(60)
+            if not ready:
+                raise RuntimeError("followers wait for ever")
+            for key, _ in ready:
+                data = key.fileobj.recv(65536)
+                tails[key.fileobj] = (tails[key.fileobj] + data)[-4096 - len(data):]
+                if not data:
+                    raise RuntimeError("a follower was cut")
+                if marker in tails[key.fileobj]:
+                    sel.unregister(key.fileobj)
+
+
+def followers(b):
+    """Of four detached commands; every one gets every line, a thousand at a time."""
+    n, slots = (100 if b.quick else 500), 4
+    lines = "read x; for i in $(seq 1000); do echo line $i; done; echo; echo wave=$((7+%d)); "
+    command = "".join(lines % w for w in range(3)) + "read x"
+    with server(slots) as s:
+        c, ids = leases(s, slots)
+        for x in ids:
+            c.post(f"/leases/{x}/exec", {"command": command, "detach": True, "exec_id": "all"})
+        before, threads = s.rss_kib(), s.threads()
+        socks, seen = [], []
+        try:
+            for i in range(n):
+                k = s.connect()
+                k.sendall(b"GET /leases/%s/exec/all/output?follow=1 HTTP/1.1\r\nHost: b\r\n\r\n" % ids[i % slots].encode())
+                socks.append(k)
+            read_lines(socks, b'"start"')
+            for w in range(3):
+                for x in ids:
+                    c.post(f"/leases/{x}/exec/all/stdin", b"go\n")
+                read_lines(socks, b"wave=%d" % (7 + w))
+                seen.append(s.rss_kib() / 1024)
+            most = s.threads()
+        finally:
+            for k in socks:
+                k.close()
+    return [bounded(f"threads with {n} followers", most, 32, str, baseline=f"{threads} before"),
+            bounded("  RSS after 3,000 lines for each, beyond after 1,000", seen[2] - seen[0], 2, mib, baseline=f"{before / 1024:.1f} MB alone"),
+            Row("  RSS for them", mib(seen[0] - before / 1024))]
+
+
 def proxy(b):
     """The same upstream twice: in a sandbox behind sandgate, on the host's loopback behind nginx."""
     t = b.ms(1500, 500)
@@ -371,7 +445,7 @@ def endurance(b):
 
 
 FIGURES = {"exec": exec_warm, "exec-rate": exec_rate, "select": select, "pairs": pairs_paced, "pairs-rate": pairs_rate, "files": files,
-           "proxy": proxy, "idle": idle, "sleepers": sleepers, "endurance": endurance}
+           "stream": stream, "followers": followers, "proxy": proxy, "idle": idle, "sleepers": sleepers, "endurance": endurance}
 
 
 def line(r):

@@ -15,7 +15,7 @@ static const struct {
     {"fsync", "DIRECTORY BYTES COUNT  write and fdatasync", bench_fsync},
     {"bulk", "get PORT TARGET | put PORT TARGET BYTES | catget FILE | catput FILE BYTES  one large body",
      bench_bulk},
-    {"stream", "exec PORT LEASE BYTES | pipe BYTES | tcp BYTES | first PORT LEASE COUNT  what a command writes", bench_stream},
+    {"stream", "exec PORT LEASE BYTES | pipe BYTES | tcp BYTES | wire BYTES | first PORT LEASE COUNT  what a command writes", bench_stream},
 };
 
 int main(int argc, char **argv)

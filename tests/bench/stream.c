@@ -72,13 +72,15 @@ static void through_pipe(size_t size)
 
 /* ---- through a process and TCP: four bytes out for three in, as base64 has it, but whatever bytes ---- */
 
-static void relay(int from, int to)
+/* From a pipe, or (from < 0) size bytes out of nowhere. */
+static void relay(int from, size_t size, int to)
 {
     static char four_thirds[sizeof buffer * 4 / 3 + 4];
     for (;;) {
-        ssize_t n = read(from, four_thirds, sizeof buffer);
+        ssize_t n = from >= 0 ? read(from, four_thirds, sizeof buffer) : size > 65536 ? 65536 : (ssize_t)size;
         if (n <= 0)
             _exit(n < 0);
+        size -= from < 0 ? (size_t)n : 0;
         size_t left = ((size_t)n + 2) / 3 * 4;
         for (char *at = four_thirds; left > 0;) {
             ssize_t sent = send(to, at, left, MSG_NOSIGNAL);
@@ -102,25 +104,27 @@ static int listen_somewhere(int *ret_port)
     return fd;
 }
 
-static void through_tcp(size_t size)
+static void through_tcp(size_t size, bool read_them)
 {
     int port;
     int listener = listen_somewhere(&port);
-    pid_t zeros;
-    int from = start_zeros(size, &zeros);
+    pid_t zeros = 0;
+    int from = read_them ? start_zeros(size, &zeros) : -1;
     pid_t pid = fork();
     if (pid < 0)
         bench_die("fork: %s", strerror(errno));
     if (pid == 0)
-        relay(from, accept(listener, NULL, NULL));
+        relay(from, size, accept(listener, NULL, NULL));
     struct bench_conn c;
     bench_connect(&c, port, false);
     close(listener);
-    close(from);
+    if (read_them)
+        close(from);
     if (drain(c.fd) < size / 3 * 4)
         bench_die("cut short");
     bench_close(&c);
-    join(zeros);
+    if (read_them)
+        join(zeros);
     join(pid);
 }
 
@@ -217,9 +221,11 @@ int bench_stream(int argc, char **argv)
     else if (strcmp(what, "pipe") == 0 && argc == 2)
         through_pipe(size = (size_t)bench_number(argv[1]) / BLOCK * BLOCK);
     else if (strcmp(what, "tcp") == 0 && argc == 2)
-        through_tcp(size = (size_t)bench_number(argv[1]) / BLOCK * BLOCK);
+        through_tcp(size = (size_t)bench_number(argv[1]) / BLOCK * BLOCK, true);
+    else if (strcmp(what, "wire") == 0 && argc == 2)
+        through_tcp(size = (size_t)bench_number(argv[1]) / BLOCK * BLOCK, false);
     else
-        bench_die("usage: sgbench stream exec PORT LEASE BYTES | pipe BYTES | tcp BYTES | first PORT LEASE COUNT");
+        bench_die("usage: sgbench stream exec PORT LEASE BYTES | pipe BYTES | tcp BYTES | wire BYTES | first PORT LEASE COUNT");
     double seconds = (double)(bench_now_ns() - t) / 1e9;
     printf("{\"bytes\":%zu,\"seconds\":%.4f,\"per_s\":%.1f}\n", size, seconds, (double)size / seconds);
     return 0;
