@@ -183,6 +183,8 @@ static int child_main(void *arg)
         fail(c, SG_AGENT_STAGE_FORK);
     /* All are CLOEXEC from birth; this is the net below. */
     syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
+    if (syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, &c->files, NULL) != 0)
+        fail(c, SG_AGENT_STAGE_FORK);
     become_user(c);
     enter_directory(c);
     if (c->born)

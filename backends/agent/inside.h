@@ -5,6 +5,7 @@
 
 #include "backends/agent/protocol.h"
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 /* Exit codes; protocol.h lists them. */
@@ -37,6 +38,7 @@ struct agent {
     enum sg_agent_isolation isolation;
     uid_t command_uid;
     gid_t command_gid;
+    struct rlimit command_files; /* RLIMIT_NOFILE of commands */
     uint64_t temp_names; /* counts the names of temporary files */
     struct live live[SG_AGENT_EXECS_MAX];
     struct worker workers[SG_AGENT_WORKERS_MAX];
@@ -76,6 +78,7 @@ struct child {
     bool set_user; /* drop to uid and gid; else they are the caller's already */
     uid_t uid;
     gid_t gid;
+    struct rlimit files; /* RLIMIT_NOFILE */
     bool born; /* child.c's: came into the world inside the group */
     /* out: why it did not start; 0: it did, or it ended with 126 or 127 and a message */
     volatile uint32_t stage;

@@ -165,6 +165,7 @@ static void spawn_strings(struct agent *a, const struct sg_agent_msg *m, struct 
     c.set_user = a->isolation == SG_AGENT_UID;
     c.uid = a->command_uid;
     c.gid = a->command_gid;
+    c.files = a->command_files;
     if (m->u.spawn.flags & SG_AGENT_SPAWN_TTY)
         start_on_terminal(a, m, &c);
     else

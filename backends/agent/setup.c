@@ -13,7 +13,6 @@
 #include <sys/fsuid.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -182,6 +181,23 @@ static void drop_rights(struct agent *a)
         die(EXIT_SETUP, "the command's user is not mapped in this user namespace");
 }
 
+/* The kernel counts descriptors on their way through sockets per user, and compares with the sender's own limit. Where commands are of
+ * our user theirs is lower, so that one who fills sockets with descriptors keeps no other sandbox from handing out its own. */
+static void set_files_limit(struct agent *a)
+{
+    struct rlimit *files = &a->command_files;
+    if (getrlimit(RLIMIT_NOFILE, files) != 0)
+        die(EXIT_SETUP, "cannot read the limit of open files");
+    const struct rlimit own = {files->rlim_max, files->rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &own) != 0)
+        die(EXIT_SETUP, "cannot raise the limit of open files");
+    if (a->isolation != SG_AGENT_DUMPABLE)
+        return;
+    files->rlim_max /= 2;
+    if (files->rlim_cur > files->rlim_max)
+        files->rlim_cur = files->rlim_max;
+}
+
 static void take_signals(struct agent *a)
 {
     sigset_t all, chld;
@@ -253,6 +269,7 @@ void setup(struct agent *a, int argc, char **argv)
     parse(a, argc, argv);
     take_descriptors(a);
     drop_rights(a);
+    set_files_limit(a);
     take_signals(a);
     if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0) /* changing ids has set it anew */
         die(EXIT_SETUP, "cannot hide from ptrace");

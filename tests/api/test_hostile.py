@@ -344,8 +344,10 @@ def test_disk_is_bounded(pair):
 def test_descriptors_in_flight_are_bounded(pair):
     """Unix sockets full of descriptors: the kernel's limit is per host uid, so a neighbour still gets its files."""
     s, c, a = pair
-    r = python(c, a, '''
-    import array
+    c.write(a, "attack.py", (PRELUDE + textwrap.dedent('''
+    import array, resource, time
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    out = open("stuffed", "w")
     kept = []
     try:
         while len(kept) < 2000:
@@ -356,13 +358,16 @@ def test_descriptors_in_flight_are_bounded(pair):
             kept.append((x, y))
     except OSError as e:
         pass
-    print("stuffed", len(kept), flush=True)
-    sys.stdin.read()
-    import time; time.sleep(8)
-    ''', timeout=20)
+    out.write(str(len(kept))); out.flush()
+    time.sleep(600)
+    ''')).encode())
+    assert c.exec_response(a, ["python3", "attack.py"], detach=True).status == 202
+    wait_until(lambda: c.read(a, "stuffed").body.isdigit(), what="the descriptors to be under way")
+    assert int(c.read(a, "stuffed").body) > 3  # 250 each
     b = c.lease()
     c.write(b, "f", b"x")
     assert c.read(b, "f").body == b"x"
+    assert c.exec(b, "cat f")["stdout"] == "x"
     c.terminate(b)
 
 
