@@ -1,4 +1,5 @@
 import os
+import resource
 import sys
 
 import pytest
@@ -7,6 +8,10 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gateway import Front  # noqa: E402
 from harness import Server, users  # noqa: E402
 from upstream import Rig  # noqa: E402
+
+
+# Thousands of connections have an end here, too; shells often allow 1024 descriptors.
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 
 
 def pytest_addoption(parser):

@@ -190,8 +190,8 @@ def test_timeout_values_accepted(client, lease):
     assert client.exec(lease, "true", timeout=0.5)["timeout"] == 0.5
 
 
-def test_descriptors_do_not_leak(server, client, lease):
-    n = 5000 if SLOW == 1 else 300
+def test_descriptors_do_not_leak(server, client, lease, soak):
+    n = 5000 if soak else 500 if SLOW == 1 else 300
     with concurrent.futures.ThreadPoolExecutor(4) as pool:  # what is kept for reuse is there before we count
         list(pool.map(lambda _: server.client().exec(lease, ["true"]), range(400)))
     fds, threads = server.descriptors(), server.threads()

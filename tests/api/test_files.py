@@ -191,11 +191,11 @@ def test_symlinks_resolve_inside(client, lease):
     assert client.exec(lease, "cat /etc/hostname")["returncode"] == 0
 
 
-def test_swapping_symlink_race(server, client, lease):
+def test_swapping_symlink_race(server, client, lease, soak):
     """A process swaps a file and a link to the sandbox's own world in a loop; reads see one or the other, never the host's."""
     host = host_etc_passwd()
     client.exec(lease, "echo mine > a; ln -s /etc/passwd b; (while :; do mv a x; mv b a; mv x b; done) >/dev/null 2>&1 &")
-    n = 10000 if SLOW == 1 else 500
+    n = 10000 if soak else 3000 if SLOW == 1 else 500
 
     def reads(count):
         c = server.client()

@@ -562,13 +562,13 @@ def test_a_lease_that_ends_during_a_tar(server, client):
     server.wait_slots(4)
 
 
-def test_tar_of_many_and_of_changing_files(server, client, lease):
+def test_tar_of_many_and_of_changing_files(server, client, lease, soak):
     client.exec(lease, "mkdir many; cd many; for i in $(seq 3000); do echo $i > f$i; done", timeout=60)
     m = get_tar(client, lease, "many").getmembers()
     assert len(m) == 3000
     client.exec(lease, "(while :; do for i in 1 2 3 4 5; do echo x > many/t$i; done; rm -f many/t*; ln -s /etc many/swap; rm many/swap; mkdir many/swap; "
                        "rmdir many/swap; done) >/dev/null 2>&1 &")
-    for _ in range(5):
+    for _ in range(20 if soak else 2):
         got = {i.name for i in get_tar(client, lease, "many").getmembers()}
         assert {f"f{i}" for i in range(1, 3001)} <= got
 

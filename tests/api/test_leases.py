@@ -154,7 +154,7 @@ def test_idle_lease_ends_and_use_keeps_it(server, client):
     client.terminate(used)
 
 
-def test_renew_against_expiry():
+def test_renew_against_expiry(soak):
     """Each lease is either renewed and alive until the new time, or gone; never neither."""
     with Server({"local_bwrap": {"size": 20}}) as s:
         def one(i):
@@ -172,7 +172,7 @@ def test_renew_against_expiry():
             return r.status
 
         with concurrent.futures.ThreadPoolExecutor(20) as pool:
-            list(pool.map(one, range(500 if SLOW == 1 else 60)))
+            list(pool.map(one, range(500 if soak else 120 if SLOW == 1 else 60)))
 
 
 def test_delete_while_exec_runs(server, client):
