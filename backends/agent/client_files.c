@@ -54,7 +54,7 @@ void sg_agent_condition_from(struct sg_agent_condition *out, const struct sg_con
     out->kind = kinds[c->kind];
     for (; out->n < c->n; out->n++)
         out->tags[out->n] = (struct sg_agent_tag){c->tags[out->n].dev, c->tags[out->n].ino, c->tags[out->n].mtime_ns,
-                                                  c->tags[out->n].size};
+                                                  c->tags[out->n].ctime_ns, c->tags[out->n].size};
 }
 
 void sg_agent_stat_from(struct sg_file_stat *out, const struct sg_agent_stat *st, const char *target,
@@ -65,6 +65,7 @@ void sg_agent_stat_from(struct sg_file_stat *out, const struct sg_agent_stat *st
         .size = st->size,
         .mode = st->mode,
         .mtime_ns = st->mtime_ns,
+        .ctime_ns = st->ctime_ns,
         .ino = st->ino,
         .dev = st->dev,
         .uid = st->uid,
@@ -82,6 +83,7 @@ void sg_agent_stat_from_fd(struct sg_file_stat *out, const struct stat *st, uint
         .size = (uint64_t)st->st_size,
         .mode = st->st_mode & 07777,
         .mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
+        .ctime_ns = (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec,
         .ino = st->st_ino,
         .dev = st->st_dev,
         .uid = uid,

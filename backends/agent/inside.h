@@ -40,6 +40,7 @@ struct agent {
     gid_t command_gid;
     struct rlimit command_files; /* RLIMIT_NOFILE of commands */
     uint64_t temp_names; /* counts the names of temporary files */
+    uint64_t commits;
     struct live live[SG_AGENT_EXECS_MAX];
     struct worker workers[SG_AGENT_WORKERS_MAX];
     volatile bool *spoke;  /* for each of them whether it has answered; shared memory */
@@ -130,7 +131,7 @@ struct helper_msg {
  * closing it kills all descendants. The helper's pid or -errno. */
 pid_t helper_start(struct child *c, int *ctl);
 
-/* ---- names.c, files.c, walk.c, copy.c ---- */
+/* ---- names.c, files.c, put.c, walk.c, copy.c ---- */
 
 void files_open(struct agent *a, const struct sg_agent_msg *m);
 void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd);
@@ -180,8 +181,17 @@ int files_nearest_dir(const char *path, int links);
 /* For futimens: the modification time of m if it has one. */
 struct timespec;
 void files_times(const struct sg_agent_msg *m, struct timespec times[2]);
-int files_temp_name(struct agent *a, char *name, size_t cap);
 struct stat;
+int files_temp_name(struct agent *a, char *name, size_t cap);
+/* Answers with st (NULL: none), flags and text; fd (-1: none) is consumed. */
+void files_done_stat(struct agent *a, uint64_t id, const struct stat *st, uint32_t flags, const char *text, int fd);
+/* Where an open file of this process is, as the sandbox sees it; -errno. */
+int files_path_of(int fd, char *path, size_t cap);
+/* st NULL: there is no file. 0 or -SG_AGENT_ECONDITION. */
+int files_condition_check(const struct sg_agent_condition *c, const struct stat *st);
+/* What OPEN_TEMP and OPEN_SCRATCH want: fd or -errno. temp: its path, "" when it has none. */
+int files_open_temp(struct agent *a, const struct sg_agent_msg *m, char *temp, size_t cap);
+int files_open_scratch(struct agent *a, const struct sg_agent_msg *m);
 void files_stat_fill(struct sg_agent_stat *out, const struct stat *st);
 
 /* An open directory and the entries read ahead of it. */

@@ -49,6 +49,7 @@ void files_stat_fill(struct sg_agent_stat *out, const struct stat *st)
         .uid = st->st_uid,
         .size = (uint64_t)st->st_size,
         .mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec,
+        .ctime_ns = (int64_t)st->st_ctim.tv_sec * 1000000000 + st->st_ctim.tv_nsec,
         .ino = st->st_ino,
         .dev = st->st_dev,
     };

@@ -76,6 +76,7 @@ static void put_stat(struct writer *w, const struct sg_agent_stat *st)
     put_u32(w, 0);
     put_u64(w, st->size);
     put_u64(w, (uint64_t)st->mtime_ns);
+    put_u64(w, (uint64_t)st->ctime_ns);
     put_u64(w, st->ino);
     put_u64(w, st->dev);
 }
@@ -142,6 +143,7 @@ static void take_stat(struct reader *r, struct sg_agent_stat *st)
         r->bad = true;
     st->size = take_u64(r);
     st->mtime_ns = (int64_t)take_u64(r);
+    st->ctime_ns = (int64_t)take_u64(r);
     st->ino = take_u64(r);
     st->dev = take_u64(r);
 }
@@ -184,6 +186,7 @@ static void put_condition(struct writer *w, const struct sg_agent_condition *c)
         put_u64(w, c->tags[i].dev);
         put_u64(w, c->tags[i].ino);
         put_u64(w, (uint64_t)c->tags[i].mtime_ns);
+        put_u64(w, (uint64_t)c->tags[i].ctime_ns);
         put_u64(w, c->tags[i].size);
     }
 }
@@ -198,6 +201,7 @@ static void take_condition(struct reader *r, struct sg_agent_condition *c)
         c->tags[i].dev = take_u64(r);
         c->tags[i].ino = take_u64(r);
         c->tags[i].mtime_ns = (int64_t)take_u64(r);
+        c->tags[i].ctime_ns = (int64_t)take_u64(r);
         c->tags[i].size = take_u64(r);
     }
 }

@@ -34,7 +34,7 @@
  *                 No answer; EXITED comes for a running one.
  *
  *   Requests about files begin with u32 flags. With NO_LINKS in them no symbolic link is followed on the way to any
- *   path of the request (ELOOP). A condition is u32 kind, u32 n, n tags (u64 dev, u64 ino, i64 mtime_ns, u64 size): what must
+ *   path of the request (ELOOP). A condition is u32 kind, u32 n, n tags (u64 dev, u64 ino, i64 mtime_ns, i64 ctime_ns, u64 size): what must
  *   be known of the file that is replaced or removed, else SG_AGENT_ECONDITION and nothing was done.
  *
  *   OPEN          u32 how, condition, string path. Answer DONE, with one descriptor when it succeeded. A file opened with
@@ -61,7 +61,7 @@
  *                 meet something else, nothing was moved. Answer DONE; text: the name below from that it failed for.
  *   SOCKET        u32 family. Answer DONE with an unconnected, non-blocking TCP socket of the sandbox's network.
  *   DONE          u32 error (0, an errno, or SG_AGENT_ENOTREG), u32 flags (DONE_...), u64 size, stat (u32 type of
- *                 S_IFMT, u32 mode, u32 uid, u32 0, u64 size, i64 mtime_ns, u64 ino, u64 dev), string text
+ *                 S_IFMT, u32 mode, u32 uid, u32 0, u64 size, i64 mtime_ns, i64 ctime_ns, u64 ino, u64 dev), string text
  *
  * An agent in `slot` mode has one connected socket, inherited; its end of file is the order to exit, which takes
  * the whole PID namespace along.
@@ -163,7 +163,7 @@ enum sg_agent_how { SG_AGENT_OPEN_READ = 1, SG_AGENT_OPEN_APPEND, SG_AGENT_OPEN_
 
 #define SG_AGENT_SET_MODE 1U   /* COMMIT: mode is the caller's, else 0644, or that of the file replaced; ATTRIBUTES */
 #define SG_AGENT_COMMIT_NEW 2U /* only when there is nothing of that name: EEXIST */
-#define SG_AGENT_SET_MTIME 4U  /* COMMIT, LINK, ATTRIBUTES: mtime_ns is the caller's */
+#define SG_AGENT_SET_MTIME 4U  /* COMMIT, LINK, ATTRIBUTES: mtime_ns is the caller's, else of COMMIT the present */
 #define SG_AGENT_RECURSIVE 1U  /* LIST, REMOVE */
 #define SG_AGENT_STAGE 1U      /* MKDIR */
 #define SG_AGENT_SYMBOLIC 1U   /* LINK */
@@ -175,7 +175,7 @@ enum sg_agent_kind { SG_AGENT_ALWAYS, SG_AGENT_EXISTS, SG_AGENT_ABSENT, SG_AGENT
 
 struct sg_agent_tag {
     uint64_t dev, ino;
-    int64_t mtime_ns;
+    int64_t mtime_ns, ctime_ns;
     uint64_t size;
 };
 
@@ -196,7 +196,7 @@ struct sg_agent_stat {
     uint32_t mode; /* 07777 */
     uint32_t uid;  /* as the sandbox sees it */
     uint64_t size;
-    int64_t mtime_ns;
+    int64_t mtime_ns, ctime_ns;
     uint64_t ino;
     uint64_t dev;
 };

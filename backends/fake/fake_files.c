@@ -55,6 +55,7 @@ static struct fake_node *node_add(struct fake_sandbox *sb, const char *abs, enum
     node->stat = (struct sg_file_stat){.type = type,
                                        .mode = mode,
                                        .mtime_ns = sg_wall_us() * 1000,
+                                       .ctime_ns = sg_wall_us() * 1000,
                                        .ino = ++sb->next_ino,
                                        .dev = 1,
                                        .uid = 1000};
@@ -178,7 +179,7 @@ int fake_write(struct fake_sandbox *sb, const char *path, const char *data, size
     node->data = whole;
     node->stat.size = old + len;
     node->stat.mode = mode != 0 ? mode : node->stat.mode;
-    node->stat.mtime_ns = sg_wall_us() * 1000;
+    node->stat.mtime_ns = node->stat.ctime_ns = sg_wall_us() * 1000;
     *ret_stat = node->stat;
     return 0;
 }

@@ -13,8 +13,9 @@
 
 #include "http/request_priv.h"
 
-#define LINGER_MS 2000
-#define LINGER_BYTES ((size_t)8 * 1024 * 1024)
+#define LINGER_IDLE_MS 2000 /* without a byte from the client */
+#define LINGER_MS 30000
+#define LINGER_PIECE ((size_t)1 << 20)
 #define LINGERS_MAX 128
 /* For a body that is complete in the kernel to be read after its sender has stopped sending. */
 #define BODY_MS 250
@@ -277,18 +278,23 @@ static void linger_end(struct sg_conn *c)
 
 static void linger_timeout(struct sg_timer *t)
 {
-    linger_end(sg_container_of(t, struct sg_conn, timer));
+    struct sg_conn *c = sg_container_of(t, struct sg_conn, timer);
+    bool idle = !c->lingered;
+    c->lingered = false;
+    if (idle || sg_now_ms() >= c->linger_until_ms)
+        linger_end(c);
+    else
+        sg_timer_set(c->http->cfg.reactor, &c->timer, sg_now_ms() + LINGER_IDLE_MS);
 }
 
 static void linger_ready(struct sg_watch *w, uint32_t events)
 {
     struct sg_conn *c = sg_container_of(w, struct sg_conn, watch);
-    char sink[16 * 1024];
-    ssize_t n = recv(w->fd, sink, sizeof sink, MSG_DONTWAIT);
+    ssize_t n = recv(w->fd, NULL, LINGER_PIECE, MSG_DONTWAIT | MSG_TRUNC); /* of a TCP socket: thrown away, not copied */
     bool again = n < 0 && (errno == EAGAIN || errno == EINTR) && !(events & (EPOLLHUP | EPOLLERR));
     if (n > 0)
-        c->lingered += (size_t)n;
-    if ((n <= 0 && !again) || c->lingered > LINGER_BYTES)
+        c->lingered = true;
+    else if (!again)
         linger_end(c);
 }
 
@@ -298,8 +304,8 @@ void sg_conn_end_lingers(struct sg_http *h)
         linger_end(h->lingers);
 }
 
-/* Reading on for a moment keeps the kernel from answering the bytes still coming with a reset, which could
- * overtake and destroy the answer. */
+/* Reading on keeps the kernel from answering the bytes still coming with a reset, which could overtake and destroy the
+ * answer. Many clients look for it only when all of their body is out, however large: they get some time for that. */
 static void linger_start(struct sg_conn *c)
 {
     struct sg_http *h = c->http;
@@ -310,7 +316,8 @@ static void linger_start(struct sg_conn *c)
     h->lingers = c;
     c->watch.ready = linger_ready;
     c->timer.fire = linger_timeout;
-    sg_timer_set(h->cfg.reactor, &c->timer, sg_now_ms() + LINGER_MS);
+    c->linger_until_ms = sg_now_ms() + LINGER_MS;
+    sg_timer_set(h->cfg.reactor, &c->timer, sg_now_ms() + LINGER_IDLE_MS);
     if (sg_watch_add(h->cfg.reactor, &c->watch, EPOLLIN | EPOLLRDHUP, NULL) < 0)
         linger_end(c);
 }

@@ -51,7 +51,8 @@ struct sg_conn {
     struct sg_timer timer;
     struct sg_task task, room_task;
     struct sg_conn *linger_next, **linger_prev;
-    size_t lingered;
+    bool lingered; /* something came since the timer was set */
+    int64_t linger_until_ms;
 };
 
 void sg_conn_opened(struct sg_http *h, struct MHD_Connection *mhd, void **socket_context);

@@ -30,8 +30,8 @@ bool sg_file_mode_parse(const char *s, uint32_t *ret)
 
 void sg_file_etag(const struct sg_file_stat *st, char out[SG_ETAG_MAX])
 {
-    (void)snprintf(out, SG_ETAG_MAX, "\"%" PRIx64 "-%" PRIx64 "-%" PRIx64 "-%" PRIx64 "\"", st->dev, st->ino,
-                   (uint64_t)st->mtime_ns, st->size);
+    (void)snprintf(out, SG_ETAG_MAX, "\"%" PRIx64 "-%" PRIx64 "-%" PRIx64 "-%" PRIx64 "-%" PRIx64 "\"", st->dev, st->ino,
+                   (uint64_t)st->mtime_ns, (uint64_t)st->ctime_ns, st->size);
 }
 
 /* Lower-case hex without a leading zero, as "%x" writes it, up to `end`. */
@@ -56,12 +56,13 @@ static bool hex_part(const char **p, const char *end, char stop, uint64_t *ret)
 bool sg_file_tag_parse(const char *text, size_t len, struct sg_file_tag *ret)
 {
     const char *p = text, *end = text + len;
-    uint64_t mtime;
+    uint64_t mtime, ctime;
 
     if (!hex_part(&p, end, '-', &ret->dev) || !hex_part(&p, end, '-', &ret->ino) || !hex_part(&p, end, '-', &mtime) ||
-        !hex_part(&p, end, '\0', &ret->size))
+        !hex_part(&p, end, '-', &ctime) || !hex_part(&p, end, '\0', &ret->size))
         return false;
     ret->mtime_ns = (int64_t)mtime;
+    ret->ctime_ns = (int64_t)ctime;
     return true;
 }
 
@@ -69,7 +70,8 @@ static bool has_tag(const struct sg_condition *c, const struct sg_file_stat *st)
 {
     for (unsigned i = 0; i < c->n; i++) {
         const struct sg_file_tag *t = &c->tags[i];
-        if (t->dev == st->dev && t->ino == st->ino && t->mtime_ns == st->mtime_ns && t->size == st->size)
+        if (t->dev == st->dev && t->ino == st->ino && t->mtime_ns == st->mtime_ns && t->ctime_ns == st->ctime_ns &&
+            t->size == st->size)
             return true;
     }
     return false;

@@ -16,6 +16,7 @@ struct sg_file_stat {
     uint64_t size;
     uint32_t mode; /* permission bits only */
     int64_t mtime_ns;
+    int64_t ctime_ns; /* when anything of it changed last; nobody in the sandbox can set it */
     uint64_t ino;
     uint64_t dev;
     uint32_t uid; /* as the sandbox sees it */
@@ -25,7 +26,7 @@ struct sg_file_stat {
 /* What a tag is made of. */
 struct sg_file_tag {
     uint64_t dev, ino;
-    int64_t mtime_ns;
+    int64_t mtime_ns, ctime_ns;
     uint64_t size;
 };
 
@@ -42,7 +43,7 @@ struct sg_condition {
 bool sg_condition_holds(const struct sg_condition *c, const struct sg_file_stat *st);
 
 /* Strong tag of the content as far as the file system tells: quotes included, e.g. "\"1f-...\"". */
-#define SG_ETAG_MAX 80
+#define SG_ETAG_MAX 96
 void sg_file_etag(const struct sg_file_stat *st, char out[SG_ETAG_MAX]);
 /* The inside of such a tag, without the quotes, taken apart; false when it is none of ours. */
 bool sg_file_tag_parse(const char *text, size_t len, struct sg_file_tag *ret);

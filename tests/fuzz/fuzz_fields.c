@@ -25,6 +25,7 @@ static void check_tags(const char *text)
             const struct sg_file_stat st = {.dev = c.tags[k].dev,
                                             .ino = c.tags[k].ino,
                                             .mtime_ns = c.tags[k].mtime_ns,
+                                            .ctime_ns = c.tags[k].ctime_ns,
                                             .size = c.tags[k].size};
             char etag[SG_ETAG_MAX];
             sg_file_etag(&st, etag);

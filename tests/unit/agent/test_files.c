@@ -575,7 +575,7 @@ static void conditions(struct box *b)
     cr_expect_eq(box_put_open(b, &put, &r), SG_PRECONDITION_FAILED);
     cr_assert_eq(box_stat(b, "c/f", &r), SG_OK);
     c = (struct sg_condition){.kind = SG_IF_MATCHES, .n = 1};
-    c.tags[0] = (struct sg_file_tag){r.stat.dev, r.stat.ino, r.stat.mtime_ns, r.stat.size};
+    c.tags[0] = (struct sg_file_tag){r.stat.dev, r.stat.ino, r.stat.mtime_ns, r.stat.ctime_ns, r.stat.size};
     cr_assert_eq(box_put_open(b, &put, &r), SG_OK);
     free(box_sh(b, "echo more >> c/f"));
     cr_expect_eq(box_commit(b, &r), SG_PRECONDITION_FAILED);

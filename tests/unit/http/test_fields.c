@@ -5,7 +5,7 @@
 #include "base/digest.h"
 #include "http/fields.h"
 
-static const struct sg_file_stat st = {.dev = 0x1f, .ino = 10, .mtime_ns = 1000000000123456789, .size = 42};
+static const struct sg_file_stat st = {.dev = 0x1f, .ino = 10, .mtime_ns = 1000000000123456789, .ctime_ns = 7, .size = 42};
 
 static void tag(char out[SG_ETAG_MAX])
 {
@@ -18,13 +18,13 @@ Test(fields, a_tag_comes_apart_again)
     struct sg_file_tag t;
     tag(text);
     cr_assert(sg_file_tag_parse(text + 1, strlen(text) - 2, &t));
-    cr_expect(t.dev == st.dev && t.ino == st.ino && t.mtime_ns == st.mtime_ns && t.size == st.size);
-    const struct sg_file_stat extreme = {.dev = UINT64_MAX, .ino = 0, .mtime_ns = -1, .size = UINT64_MAX};
+    cr_expect(t.dev == st.dev && t.ino == st.ino && t.mtime_ns == st.mtime_ns && t.ctime_ns == st.ctime_ns && t.size == st.size);
+    const struct sg_file_stat extreme = {.dev = UINT64_MAX, .ino = 0, .mtime_ns = -1, .ctime_ns = INT64_MIN, .size = UINT64_MAX};
     sg_file_etag(&extreme, text);
     cr_assert(sg_file_tag_parse(text + 1, strlen(text) - 2, &t));
-    cr_expect(t.dev == UINT64_MAX && t.ino == 0 && t.mtime_ns == -1 && t.size == UINT64_MAX);
-    static const char *const none[] = {"", "1-2-3", "1-2-3-", "1-2-3-4-5", "01-2-3-4", "1-2-3-G", "1-2-3-A", "-1-2-3",
-                                       "1-2-3-11111111111111111", "1--3-4"};
+    cr_expect(t.dev == UINT64_MAX && t.ino == 0 && t.mtime_ns == -1 && t.ctime_ns == INT64_MIN && t.size == UINT64_MAX);
+    static const char *const none[] = {"", "1-2-3-4", "1-2-3-4-", "1-2-3-4-5-6", "01-2-3-4-5", "1-2-3-4-G", "1-2-3-4-A", "-1-2-3-4",
+                                       "1-2-3-4-11111111111111111", "1--3-4-5"};
     for (size_t i = 0; i < SG_COUNT_OF(none); i++)
         cr_expect(!sg_file_tag_parse(none[i], strlen(none[i]), &t), "%s", none[i]);
 }

@@ -110,20 +110,21 @@ Test(exec, signal_names)
 
 Test(file, etag_changes_with_every_part)
 {
-    struct sg_file_stat st = {.size = 1, .mtime_ns = 2, .ino = 3, .dev = 4};
+    struct sg_file_stat st = {.size = 1, .mtime_ns = 2, .ctime_ns = 5, .ino = 3, .dev = 4};
     char a[SG_ETAG_MAX], b[SG_ETAG_MAX];
     sg_file_etag(&st, a);
     cr_assert(a[0] == '"' && a[strlen(a) - 1] == '"');
-    struct sg_file_stat others[] = {st, st, st, st};
+    struct sg_file_stat others[] = {st, st, st, st, st};
     others[0].size++;
     others[1].mtime_ns++;
     others[2].ino++;
     others[3].dev++;
+    others[4].ctime_ns++;
     for (size_t i = 0; i < SG_COUNT_OF(others); i++) {
         sg_file_etag(&others[i], b);
         cr_expect_str_neq(a, b);
     }
-    struct sg_file_stat big = {.size = UINT64_MAX, .mtime_ns = -1, .ino = UINT64_MAX, .dev = UINT64_MAX};
+    struct sg_file_stat big = {.size = UINT64_MAX, .mtime_ns = -1, .ctime_ns = -1, .ino = UINT64_MAX, .dev = UINT64_MAX};
     sg_file_etag(&big, b);
     cr_assert_eq(b[strlen(b) - 1], '"', "the longest is not cut");
     cr_assert_str_eq(sg_file_type_name(SG_FILE_FIFO), "fifo");
