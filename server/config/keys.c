@@ -69,9 +69,9 @@ static const struct conf_table token_table = {token_keys, SG_COUNT_OF(token_keys
     {.section = sec, .name = "egress_allow", .type = CONF_STRINGS, AT(owner, prefix egress_allow), \
      .help = "hosts that restricted egress allows"}, \
     {.section = sec, .name = "disk", .type = CONF_ENUM, AT(owner, prefix pool.disk), .def = "tmpfs", .choices = disks, \
-     .help = "where the writable places of a slot live"}, \
+     .help = "where the writable places of a slot live; dir: in the state directory, as large as the host's disk"}, \
     {.section = sec, .name = "disk_max", .type = CONF_SIZE, AT(owner, prefix pool.disk_max), .def = "1GiB", RANGE(MIB, 1024 * GIB), \
-     .help = "bytes of a slot's writable places together"}, \
+     .help = "bytes of a slot's writable places together, with tmpfs"}, \
     {.section = sec, .name = "memory_max", .type = CONF_SIZE, AT(owner, prefix pool.memory_max), .def = "1GiB", \
      RANGE(0, 4096 * GIB), .help = "memory of a slot's commands, 0: no limit"}, \
     {.section = sec, .name = "pids_max", .type = CONF_INT, AT(owner, prefix pool.pids_max), .def = "512", RANGE(0, 4194304), \
