@@ -29,6 +29,15 @@ static void dispatch(struct sg_request *r)
 
 /* ---- head ---- */
 
+/* A body is on its way. The parser can miss an end that comes with the last bytes: then it would wait for the rest. */
+static void expect_body(struct sg_request *r)
+{
+    if (!sg_req_has_body(r))
+        return;
+    r->body_pending = true;
+    sg_conn_wait(r->conn, r);
+}
+
 /* Answered before the body was read. */
 static enum MHD_Result answer_early(struct sg_request *r, struct MHD_Connection *mhd)
 {
@@ -38,6 +47,7 @@ static enum MHD_Result answer_early(struct sg_request *r, struct MHD_Connection 
         r->conn->linger = true;
         return sg_answer_queue(r, mhd);
     }
+    expect_body(r);
     r->discard = true;
     r->state = SG_REQ_BODY;
     sg_conn_deadline(r->conn, r->http->cfg.body_ms);
@@ -89,10 +99,9 @@ static enum MHD_Result on_head(struct sg_request *r, struct MHD_Connection *mhd,
         return answer_early(r, mhd);
     }
     sg_conn_deadline(r->conn, sg_req_has_body(r) ? r->http->cfg.body_ms : 0);
+    expect_body(r);
     if (r->match.route->body == SG_BODY_STREAM && sg_req_has_body(r)) {
-        r->body_pending = true;
         sg_conn_deadline(r->conn, 0);
-        sg_conn_wait(r->conn, r); /* the parser can miss an end that comes with the last bytes */
         dispatch(r);
         return await_verdict(r, mhd);
     }
@@ -169,10 +178,9 @@ static void end_of_body(struct sg_request *r, struct MHD_Connection *mhd)
     r->state = SG_REQ_FULL;
     r->body_ended = true;
     sg_conn_deadline(r->conn, 0);
-    if (r->match.route && r->match.route->body == SG_BODY_STREAM) {
+    if (r->match.route && r->match.route->body == SG_BODY_STREAM)
         sg_admit_trailers(r, mhd);
-        sg_upload_end(r);
-    }
+    sg_upload_end(r);
     if (r->match.route && r->match.route->body == SG_BODY_JSON && r->body.len == 0 && !sg_req_answered(r)) {
         struct sg_error err = {0};
         sg_error_set(&err, SG_INVALID_REQUEST, "a JSON body is required");

@@ -169,7 +169,7 @@ struct sg_request {
     bool hung_up;
     bool aborted;               /* the server stops: end it now */
     bool upload_open;           /* the handler asked for the body */
-    bool body_pending;          /* a streamed body is not wholly here */
+    bool body_pending;          /* a body is not wholly here */
     struct sg_pipe *upload;
     struct sg_cancel *cancel;
     enum sg_cancel_reason cancel_reason;

@@ -1,4 +1,5 @@
 """Clients that leave: while waiting, streaming, sending; and those that only stop sending."""
+import signal
 import time
 
 import pytest
@@ -144,6 +145,42 @@ def test_half_close_in_the_middle_of_a_body(shared, before):
         c.send(put("/upload", "Content-Length: 30000") + "x" * 3000).half_close()
         assert c.rest() == b""
     shared.wait_stat("hangups", before + 1)
+
+
+@pytest.mark.parametrize("request_line", ["POST /echo", "POST /maybe", "DELETE /things/x", "POST /private", "POST /nowhere"])
+@pytest.mark.parametrize("headers,body", [(["Content-Length: 30000"], b"x" * 3000), (["Content-Length: 30000"], b""), (["Transfer-Encoding: chunked"], b"400\r\n{"),
+                                          (["Transfer-Encoding: chunked"], b"")], ids=["length", "length-none", "chunked", "chunked-none"])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_half_close_in_the_middle_of_a_buffered_body(shared, request_line, headers, body, at_once):
+    """Nobody sends the rest: that is noticed now, not when the time for a body is over (60 s here)."""
+    refused = request_line in ("POST /private", "POST /nowhere")
+    with shared.conn() as c:
+        if at_once:
+            shared.proc.send_signal(signal.SIGSTOP)  # so that the parser finds bytes and end together
+        try:
+            c.send("\r\n".join([f"{request_line} HTTP/1.1", "Host: h", "Content-Type: application/json", *headers, "", ""]).encode() + body)
+            if not at_once:
+                time.sleep(0.1)
+            c.half_close()
+        finally:
+            shared.proc.send_signal(signal.SIGCONT)
+        began = time.monotonic()
+        rest = c.rest()
+        assert rest == b"" or (refused and b" chunked" in headers[0].encode() and rest.startswith(b"HTTP/1.1 40")), rest
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("size", [2, 3000, 30000])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_whole_buffered_body_then_half_close(shared, size, chunked):
+    """A client that has said everything and listens gets its answer."""
+    data = b'"' + b"x" * (size - 2) + b'"'
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (size, data) if chunked else data
+    how = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
+    for _ in range(10):
+        with shared.conn() as c:
+            c.send("\r\n".join(["POST /maybe HTTP/1.1", "Host: h", "Content-Type: application/json", how, "", ""]).encode() + body).half_close()
+            assert c.reply().status == 200
 
 
 def test_completion_is_told_once(shared):
