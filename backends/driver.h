@@ -35,6 +35,7 @@ struct sg_driver_facts {
     unsigned caps; /* enum sg_cap bits this driver really has */
     bool free;
     bool tty; /* commands may have a terminal */
+    bool checks_out;      /* create makes spec.repo in spec.root; for the others it is put there afterwards */
     bool outlives_server; /* a sandbox survives the server's death: creates are written as intents first */
     const char *const *credentials; /* NULL-terminated names, or NULL */
 };
@@ -63,6 +64,7 @@ struct sg_sandbox {
     struct sg_driver *driver;
     _Atomic int refs;
     char id[64]; /* the provider's own id of it: slot name, container id, ... */
+    const struct sg_env *env; /* MAY be NULL: what its commands have on top of sg_env_base(); the driver's, constant */
     char owner[SG_ID_MAX]; /* the owner's own note, e.g. the lease id; set before sg_sandbox_on_lost() */
     /* Called once when the sandbox dies on its own (agent gone, container died). Set by the owner with
      * sg_sandbox_on_lost() before anything can race; why is a short stable word plus detail. */

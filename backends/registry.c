@@ -2,6 +2,7 @@
 
 #include "backends/fake/fake.h"
 #include "backends/local_bwrap/local_bwrap.h"
+#include "backends/worktree/worktree.h"
 
 #define REGISTRY_MAX 64U
 
@@ -24,6 +25,16 @@ static int make_local_bwrap(const struct sg_backend_settings *s, const struct sg
     return sg_local_bwrap_new(&p, s->local_pools, s->n_local_pools, ret, err);
 }
 
+static int make_worktree(const struct sg_backend_settings *s, const struct sg_backend_parts *parts,
+                         struct sg_driver **ret, struct sg_error *err)
+{
+    const struct sg_worktree_parts p = {.reactor = parts->reactor, .workq = parts->workq};
+    if (parts->repos == NULL || s->worktree == NULL) {
+        return sg_error_set(err, SG_UNAVAILABLE, "there are no repositories to make worktrees of");
+    }
+    return sg_worktree_new(s->worktree, &p, parts->repos, ret, err);
+}
+
 static int make_fake(const struct sg_backend_settings *s, const struct sg_backend_parts *parts,
                      struct sg_driver **ret, struct sg_error *err)
 {
@@ -31,7 +42,7 @@ static int make_fake(const struct sg_backend_settings *s, const struct sg_backen
 }
 
 static const struct sg_backend_row rows[] = {
-    {"worktree", NULL},  {"docker", NULL},  {"local_bwrap", make_local_bwrap},
+    {"worktree", make_worktree},  {"docker", NULL},  {"local_bwrap", make_local_bwrap},
     {"e2b", NULL},       {"modal", NULL},   {"daytona", NULL},
     {"blaxel", NULL},    {"runloop", NULL}, {"vercel", NULL},
     {"fake", make_fake}, /* for tests: nothing but a configuration that names it turns it on */

@@ -7,6 +7,8 @@
 
 #include "backends/driver.h"
 #include "backends/local_bwrap/config.h"
+#include "backends/repos.h"
+#include "backends/worktree/config.h"
 #include "base/reactor.h"
 #include "base/workq.h"
 
@@ -17,6 +19,7 @@ struct sg_backends;
 struct sg_backend_parts {
     struct sg_reactor *reactor;
     struct sg_workq *workq;
+    struct sg_repos *repos;     /* NULL: worktree refuses with SG_UNAVAILABLE */
     struct sg_spawner *spawner; /* NULL: local_bwrap refuses with SG_UNAVAILABLE */
     /* MAY be NULL: what happens to slots of local pools. Reactor thread; must not block or call the driver. */
     void (*slot_event)(void *arg, const struct sg_slot_event *e);
@@ -27,6 +30,7 @@ struct sg_backend_parts {
 struct sg_backend_settings {
     const struct sg_local_pool_config *local_pools;
     size_t n_local_pools;
+    const struct sg_worktree_config *worktree; /* or NULL */
     const char *fake_script; /* JSON, or NULL */
 };
 

@@ -5,6 +5,7 @@
 #include "base/workq.h"
 #include "backends/facts.h"
 #include "backends/spawner/spawner.h"
+#include "backends/worktree/worktree.h"
 #include "http/api.h"
 
 #include <errno.h>
@@ -39,6 +40,7 @@ struct app {
     struct sg_reactor *reactor;
     struct sg_workq *workq;
     struct sg_store *store;
+    struct sg_repos *repos;
     struct sg_backends *backends;
     struct sg_names held;
     struct sg_service *service;
@@ -225,13 +227,21 @@ static void slot_event(void *arg, const struct sg_slot_event *e)
     sg_log_end(&l);
 }
 
-static int build_backends(struct app *a, struct sg_error *err)
+/* The repositories are there for every backend; worktrees of them for one. */
+static int open_repos(struct app *a, const struct sg_worktree_config *wc, struct sg_error *err)
+{
+    struct sg_worktree_parts parts = {.reactor = a->reactor, .workq = a->workq};
+
+    return wc->n_repos > 0 ? sg_repos_open(wc, &parts, &a->repos, err) : 0;
+}
+
+static int make_backends(struct app *a, const struct sg_worktree_config *wc, struct sg_error *err)
 {
     size_t n;
     sg_cleanup(sg_free_p) struct sg_local_pool_config *pools = sg_config_local_pools(a->cfg, &n);
     struct sg_backend_settings settings = {
-        .local_pools = pools, .n_local_pools = n, .fake_script = a->cfg->fake.script};
-    struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .spawner = a->spawner,
+        .local_pools = pools, .n_local_pools = n, .worktree = wc, .fake_script = a->cfg->fake.script};
+    struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .repos = a->repos, .spawner = a->spawner,
                                      .slot_event = slot_event, .slot_event_arg = a};
 
     return sg_backends_new(a->cfg->backends.enabled, sg_config_count(a->cfg->backends.enabled), &settings, &parts, &a->backends,
@@ -265,6 +275,29 @@ static struct sg_archive_plan *archive_plans(const struct sg_config *c, size_t *
     return plans;
 }
 
+static int build_backends(struct app *a, struct sg_error *err)
+{
+    const struct sg_config *c = a->cfg;
+    struct sg_worktree_repo repos[SG_WORKTREE_REPOS_MAX];
+    size_t n = c->worktree.n < SG_COUNT_OF(repos) ? c->worktree.n : SG_COUNT_OF(repos);
+
+    for (size_t i = 0; i < n; i++)
+        repos[i] = (struct sg_worktree_repo){c->worktree.repos[i].name, c->worktree.repos[i].value};
+    sg_cleanup(sg_free_p) char *agent = agent_path();
+    sg_cleanup(sg_free_p) char *records = sg_xasprintf("%s/worktree", a->state_dir);
+    sg_cleanup(sg_free_p) char *dir = c->worktree.dir ? sg_xstrdup(c->worktree.dir) : sg_xasprintf("%s/worktrees", a->state_dir);
+    sg_cleanup(sg_free_p) char *archives = c->worktree.archive_enabled ? sg_xasprintf("%s/worktree-archives", a->state_dir) : NULL;
+    struct sg_worktree_config wc = {.agent_path = agent,
+                                    .records_dir = records,
+                                    .dir = dir,
+                                    .user = c->worktree.user,
+                                    .archive_dir = archives,
+                                    .archive_max_bytes = c->worktree.archive_max_bytes,
+                                    .repos = repos,
+                                    .n_repos = n};
+    return open_repos(a, &wc, err) < 0 ? -1 : make_backends(a, &wc, err);
+}
+
 static int build_service(struct app *a, struct sg_error *err)
 {
     const struct sg_config *c = a->cfg;
@@ -294,6 +327,7 @@ static int build_service(struct app *a, struct sg_error *err)
                                      .workq = a->workq,
                                      .store = a->store,
                                      .backends = a->backends,
+                                     .repos = a->repos,
                                      .log = a->log,
                                      .held_credentials = &a->held};
     size_t lost = 0;
@@ -439,6 +473,7 @@ static void tear_down(struct app *a)
     if (a->service)
         sg_service_end_all(a->service, sg_now_ms() + END_LEASES_MS);
     sg_backends_free(a->backends);
+    a->repos = sg_repos_close(a->repos);
     a->spawner = sg_spawner_free(a->spawner);
     /* Workers and the store thread may still call into the service; once they have ended nobody does. */
     sg_workq_free(a->workq);

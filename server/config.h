@@ -103,7 +103,10 @@ struct sg_config {
     struct {
         struct sg_config_pair *repos; /* name, path */
         size_t n;
-        const char *user;
+        const char *user; /* NULL: the server's own */
+        const char *dir;  /* NULL: in the state directory */
+        bool archive_enabled;
+        int64_t archive_max_bytes;
     } worktree;
     struct {
         const char *host;

@@ -30,6 +30,7 @@ struct sg_agent *sg_agent_unref(struct sg_agent *a)
     sg_error_clear(&a->why);
     pthread_mutex_destroy(&a->lock);
     free(a->root);
+    free(a->seen_at);
     free(a);
     sg_hold_unref(hold);
     return NULL;
@@ -480,7 +481,8 @@ int sg_agent_new(int fd, const struct sg_agent_options *o, struct sg_agent **ret
     a->o = *o;
     a->o.hold = sg_hold_ref(o->hold);
     a->root = sg_xstrdup(o->root != NULL ? o->root : "/workspace");
-    a->o.root = NULL;
+    a->seen_at = o->seen_at != NULL ? sg_xstrdup(o->seen_at) : NULL;
+    a->o.root = a->o.seen_at = NULL;
     a->fd = fd;
     a->append_tail = &a->append_first;
     a->watch = (struct sg_watch){.ready = ready, .fd = fd};

@@ -35,6 +35,9 @@ struct sg_agent_options {
                            * sandbox are gone; files and sockets handed to callers carry one each. */
     const char *root;     /* where relative paths start; NULL: /workspace. Copied. */
     int64_t tree_ms;      /* how long a caller waits for something about a tree of files; 0: 10 minutes */
+    /* MAY be NULL: where commands see the directory that the agent calls "/" (SG_AGENT_HOST): paths that start with it are taken for those
+     * below "/". Copied. */
+    const char *seen_at;
     /* HELLO came and is right: usable from now on. Reactor thread, at most once, before anything else. */
     void (*ready)(void *arg, const struct sg_agent_facts *facts);
     /* It is lost (also instead of ready). At most once; never after sg_agent_close(). */

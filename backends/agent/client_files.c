@@ -18,7 +18,12 @@ char *sg_agent_path(struct sg_agent *a, const char *path, struct sg_error *err)
         sg_error_field(err, SG_PATH_REFUSED, "path", "the path is too long");
         return NULL;
     }
-    return path[0] == '/' ? sg_xstrdup(path) : sg_xasprintf("%s/%s", a->root, path);
+    if (path[0] != '/')
+        return sg_xasprintf("%s/%s", a->root, path);
+    size_t seen = a->seen_at != NULL ? strlen(a->seen_at) : 0;
+    if (seen > 0 && strncmp(path, a->seen_at, seen) == 0 && (path[seen] == '/' || path[seen] == '\0'))
+        return sg_xstrdup(path[seen] == '/' ? path + seen : "/");
+    return sg_xstrdup(path);
 }
 
 static enum sg_file_type type_from(uint32_t type)

@@ -47,7 +47,7 @@ struct sg_agent {
     struct sg_reactor *reactor;
     struct sg_workq *workq;
     struct sg_agent_options o;
-    char *root;
+    char *root, *seen_at;
     struct sg_agent_facts facts; /* set before ready */
 
     pthread_mutex_t lock; /* guards the next block */

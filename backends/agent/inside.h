@@ -102,6 +102,10 @@ int kin_open(struct kin *k);
 /* Sends signo to every descendant of this process; SIGSTOP only to those that run. Not to the n processes in spare, nor to what descends
  * from them. True when there was anybody to send it to. */
 bool kin_signal(struct kin *k, int signo, const pid_t *spare, size_t n);
+/* Asks those of them that are git to end: killed outright it would leave its locks in a repository, for ever and in everybody's way. True when
+ * there were any. */
+bool kin_ask_git(struct kin *k, const pid_t *spare, size_t n);
+#define KIN_GIT_MS 240 /* how long it may take them */
 /* Passes with which a bomb is frozen before it is killed, so that it cannot outgrow the killing; and the longest wait between passes. */
 #define KIN_STOP_PASSES 8
 #define KIN_PASS_WAIT_MS 20

@@ -35,7 +35,7 @@ struct keeper {
     struct kin kin;
     struct kept kept[SG_KEEPER_AGENTS_MAX];
     bool sweeping; /* something may be left of an agent that has died */
-    int pass;
+    int pass, asked;
     bool blocked; /* the server does not read */
 };
 
@@ -156,7 +156,7 @@ static void reaped(void *arg, pid_t pid, int status)
         e->pid = 0;
         e->status = WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SETUP ? ENOEXEC : 0;
         k->sweeping = true;
-        k->pass = 0;
+        k->pass = k->asked = 0;
     }
 }
 
@@ -176,6 +176,10 @@ static bool sweep(struct keeper *k)
 {
     static pid_t spare[SG_KEEPER_AGENTS_MAX];
     size_t n = living(k, spare);
+    if (k->asked < KIN_GIT_MS / KIN_PASS_WAIT_MS && kin_ask_git(&k->kin, spare, n)) {
+        k->asked++;
+        return false;
+    }
     for (; k->pass < KIN_STOP_PASSES; k->pass++)
         if (!kin_signal(&k->kin, SIGSTOP, spare, n))
             break;

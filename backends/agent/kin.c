@@ -21,7 +21,7 @@ enum side { UNKNOWN, OURS, OTHERS };
 struct process {
     pid_t pid, parent;
     unsigned char side;
-    bool stopped;
+    bool stopped, git;
 };
 
 /* ---- reading ---- */
@@ -31,6 +31,8 @@ static bool parse_stat(const char *text, struct process *p)
     const char *s = strrchr(text, ')'); /* the name before it may hold anything */
     if (s == NULL || s[1] != ' ' || s[2] == '\0' || s[3] != ' ')
         return false;
+    const char *name = strchr(text, '(');
+    p->git = name != NULL && strncmp(name, "(git", 4) == 0;
     p->stopped = s[2] == 'T' || s[2] == 'Z' || s[2] == 'X';
     p->parent = 0;
     for (s += 4; *s >= '0' && *s <= '9'; s++)
@@ -156,6 +158,20 @@ int kin_open(struct kin *k)
     return k->proc < 0 ? -1 : 0;
 }
 
+bool kin_ask_git(struct kin *k, const pid_t *spare, size_t n_spare)
+{
+    size_t n = 0;
+    bool any = false;
+    (void)look(k, spare, n_spare, &n);
+    for (size_t p = 0; p < n; p++) {
+        if (k->all[p].side != OURS || !k->all[p].git || k->all[p].stopped)
+            continue;
+        any = true;
+        kill(k->all[p].pid, SIGTERM);
+    }
+    return any;
+}
+
 bool kin_signal(struct kin *k, int signo, const pid_t *spare, size_t n_spare)
 {
     size_t n = 0;
@@ -191,6 +207,12 @@ bool kin_reap(void (*reaped)(void *arg, pid_t pid, int status), void *arg)
 void kin_kill_all(struct kin *k, int signals, int patience_ms, void (*reaped)(void *arg, pid_t pid, int status), void *arg)
 {
     struct signalfd_siginfo info;
+    for (int i = 0; i < KIN_GIT_MS / KIN_PASS_WAIT_MS && !kin_reap(reaped, arg) && kin_ask_git(k, NULL, 0); i++) {
+        struct pollfd p = {.fd = signals, .events = POLLIN};
+        poll(&p, 1, KIN_PASS_WAIT_MS);
+        while (read(signals, &info, sizeof info) > 0)
+            ;
+    }
     for (int pass = 0; !kin_reap(reaped, arg) && patience_ms > 0; pass++) {
         while (read(signals, &info, sizeof info) > 0)
             ;

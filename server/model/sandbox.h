@@ -64,6 +64,11 @@ struct sg_sandbox_spec {
     const struct sg_service_port *services;
     size_t n_services;
     const char *image; /* or NULL */
+    const char *root;  /* where its commands start, absolute; NULL: /workspace */
+    /* The repository in its root: for drivers that have it made themselves (facts.checks_out). NULL: none was asked for. */
+    const char *repo_name;
+    const char *repo_ref;
+    const char *repo_commit; /* what the ref was when the lease was asked for; NULL: nobody has looked */
     int64_t acquire_timeout_ms; /* -1: the pool's own; 0: at once or not at all */
 };
 

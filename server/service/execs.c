@@ -280,9 +280,9 @@ static void command_done(void *arg, struct sg_run *run, const struct sg_error *e
 
 /* ---- the start ---- */
 
-static int command_env(const struct sg_command *c, struct sg_env *env, struct sg_error *err)
+static int command_env(const struct sg_command *c, const struct sg_sandbox *sb, struct sg_env *env, struct sg_error *err)
 {
-    if (sg_env_base(env, err) < 0 || (c->request.tty.rows && sg_env_set(env, "TERM", "xterm-256color", err) < 0) ||
+    if (sg_env_base(env, err) < 0 || sg_env_merge(env, sb->env, err) < 0 || (c->request.tty.rows && sg_env_set(env, "TERM", "xterm-256color", err) < 0) ||
         sg_env_merge(env, &sg_entry_terms(c->lease)->env, err) < 0)
         return -1;
     return sg_env_merge(env, &c->request.env, err);
@@ -294,7 +294,7 @@ static int start_run(struct sg_command *c, struct sg_sandbox *sb, struct sg_erro
     int64_t cap = c->request.max_output_bytes;
     bool collects = c->keeps || !c->log; /* else the events are all there is of its output */
 
-    int rc = command_env(c, &env, err);
+    int rc = command_env(c, sb, &env, err);
     if (rc == 0) {
         struct sg_run_args args = {.memory = &c->s->execs->memory,
                                    .sb = sb,

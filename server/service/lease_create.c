@@ -27,6 +27,8 @@ struct creation {
     struct sg_lease_terms *terms;
     struct sg_decision decision;
     struct sg_driver *driver;
+    const char *repo; /* the repository's name, borrowed; NULL: there is none in it */
+    char commit[SG_COMMIT_LEN];
     struct sg_entry *entry;
     struct sg_sandbox *sandbox;
     struct sg_kept snapshot; /* to be restored, */
@@ -187,6 +189,11 @@ static void sealed(void *arg, const struct sg_error *err)
         answer_entry(c, true);
 }
 
+static const char *repo_ref(const struct creation *c)
+{
+    return c->request.manifest.repo_ref ? c->request.manifest.repo_ref : "HEAD";
+}
+
 static json_t *lease_metadata(const struct creation *c)
 {
     json_t *all = json_object();
@@ -195,6 +202,8 @@ static json_t *lease_metadata(const struct creation *c)
     if (c->request.metadata)
         json_object_update(all, c->request.metadata);
     json_object_update(all, facts);
+    if (c->repo)
+        json_object_set_new(all, "repo", json_pack("{s:s, s:s, s:s}", "name", c->repo, "ref", repo_ref(c), "commit", c->commit));
     json_object_set_new(all, "paddock_mode", json_string(sg_mode_name(c->request.mode)));
     return all;
 }
@@ -287,6 +296,9 @@ static void apply_manifest(struct creation *c)
                                     .manifest = &c->request.manifest,
                                     .cancel = sg_entry_cancel(c->entry),
                                     .workq = c->s->parts.workq,
+                                    .repos = c->s->parts.repos,
+                                    .repo = c->driver->facts.checks_out ? NULL : c->repo,
+                                    .commit = c->commit,
                                     .done = manifest_applied,
                                     .arg = c};
 
@@ -360,6 +372,10 @@ static struct sg_sandbox_spec sandbox_spec(const struct creation *c)
                                     .services = c->terms->services,
                                     .n_services = c->terms->n_services,
                                     .image = q->image,
+                                    .root = c->terms->root,
+                                    .repo_name = c->repo ? c->repo : q->manifest.repo_name,
+                                    .repo_ref = q->manifest.repo_ref,
+                                    .repo_commit = c->repo ? c->commit : NULL,
                                     .acquire_timeout_ms = q->acquire_timeout_given ? q->acquire_timeout_ms : -1};
 }
 
@@ -542,8 +558,6 @@ static int fill_terms(struct creation *c, const struct sg_principal *who, const 
         check_timeout("idle_timeout_sec", t->idle_timeout_ms, cfg->lease_timeout_max_ms, err) < 0 ||
         check_timeout("acquire_timeout", q->acquire_timeout_ms, cfg->lease_timeout_max_ms, err) < 0)
         return -1;
-    if (q->manifest.repo_name || q->manifest.repo_url)
-        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.repo", "manifest.repo is not available on this server yet");
     if (q->pool)
         return sg_error_field(err, SG_POOL_NOT_FOUND, "pool", "this server has no pool of that name");
     if (q->overrides)
@@ -584,6 +598,22 @@ static int find_snapshot(struct creation *c, const struct sg_principal *who, str
     return -1;
 }
 
+/* Which repository goes into the sandbox; none is fine where the driver does not live of them. */
+static int choose_repo(struct creation *c, struct sg_error *err)
+{
+    const struct sg_manifest *m = &c->request.manifest;
+    const struct sg_driver *d = c->driver;
+
+    if (m->repo_url)
+        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.repo.url", "only repositories that this server has can be used, by their name");
+    if (!m->repo_name && !d->facts.checks_out)
+        return 0;
+    if (!d->facts.checks_out && !(d->ops->files && d->ops->files->tree))
+        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.repo", "backend \"%s\" cannot be given a repository", d->facts.name);
+    c->repo = sg_repos_find(c->s->parts.repos, m->repo_name, err);
+    return c->repo ? 0 : -1;
+}
+
 /* 0: go on; 1: refused with a receipt to seal, c->why filled; -1: c->why filled, nothing to seal. */
 static int plan(struct creation *c, const struct sg_principal *who, const char *key)
 {
@@ -602,7 +632,32 @@ static int plan(struct creation *c, const struct sg_principal *who, const char *
     if (!c->driver)
         return -1;
     struct sg_sandbox_spec spec = sandbox_spec(c);
-    return sg_driver_check(c->driver, &spec, &c->why) < 0 ? 1 : 0;
+    return choose_repo(c, &c->why) < 0 || sg_driver_check(c->driver, &spec, &c->why) < 0 ? 1 : 0;
+}
+
+static void begin(struct creation *c)
+{
+    if (!c->terms->idempotency_key) {
+        reserve(c);
+        return;
+    }
+    c->work.run = reserve_on_worker;
+    if (sg_workq_submit(c->s->parts.workq, &c->work, &c->why) < 0)
+        answer(c, NULL, &c->why);
+}
+
+/* What the ref is now holds for the whole create; one that is not there is refused like anything else that cannot be. */
+static void ref_resolved(void *arg, const char *commit, const struct sg_error *err)
+{
+    struct creation *c = arg;
+
+    if (commit) {
+        snprintf(c->commit, sizeof c->commit, "%s", commit);
+        begin(c);
+        return;
+    }
+    sg_error_copy(&c->why, err);
+    refuse(c);
 }
 
 static void take_args(struct creation *c, struct sg_service *s, const struct sg_create_args *a)
@@ -631,11 +686,11 @@ void sg_service_create(struct sg_service *s, const struct sg_create_args *a)
         refuse(c);
     } else if (rc < 0) {
         answer(c, NULL, &c->why);
-    } else if (!c->terms->idempotency_key) {
-        reserve(c);
+    } else if (!c->repo) {
+        begin(c);
     } else {
-        c->work.run = reserve_on_worker;
-        if (sg_workq_submit(s->parts.workq, &c->work, &c->why) < 0)
+        struct sg_repos_resolved done = {.fn = ref_resolved, .arg = c};
+        if (sg_repos_resolve(s->parts.repos, c->repo, c->request.manifest.repo_ref, &done, &c->why) < 0)
             answer(c, NULL, &c->why);
     }
 }

@@ -1,5 +1,7 @@
 #include "service/manifest.h"
 
+#include "service/tar.h"
+
 #include <stdio.h>
 
 /* One manifest on its way in. At any time exactly one thing is under way: a request to the sandbox or a turn of a worker. */
@@ -130,6 +132,49 @@ static void next_file(struct apply *p)
     }
 }
 
+/* ---- repo ---- */
+
+static void unpacked(void *arg, const struct sg_tar_result *result SG_UNUSED, const struct sg_error *err)
+{
+    struct apply *p = arg;
+
+    if (err)
+        fail(p, "repo", "manifest.repo", err);
+    else
+        next_file(p);
+}
+
+static void exported(void *arg, struct sg_pipe *tar, const struct sg_error *err)
+{
+    struct apply *p = arg;
+    struct sg_tar_put_args put = {.path = p->root, .outside_links = true, .cancel = p->a.cancel};
+    struct sg_error own = {0};
+
+    if (!tar) {
+        fail(p, "repo", "manifest.repo", err);
+        return;
+    }
+    int rc = sg_tar_unpack(p->a.sb, &put, tar, p->a.workq, &(struct sg_tar_stored){unpacked, p}, &own);
+    if (rc < 0) {
+        sg_pipe_stop(tar);
+        fail(p, "repo", "manifest.repo", &own);
+        sg_error_clear(&own);
+    }
+    sg_pipe_unref(tar);
+}
+
+static void put_repo(struct apply *p)
+{
+    struct sg_error err = {0};
+
+    if (!p->a.repo)
+        next_file(p);
+    else if (sg_repos_export(p->a.repos, p->a.repo, p->a.manifest->repo_ref, p->a.commit, &(struct sg_repos_exported){exported, p}, &err) < 0) {
+        fail(p, "repo", "manifest.repo", &err);
+        sg_error_clear(&err);
+    }
+}
+
 /* ---- root ---- */
 
 static void root_made(void *arg, const struct sg_file_stat *st SG_UNUSED, const struct sg_error *err)
@@ -139,7 +184,7 @@ static void root_made(void *arg, const struct sg_file_stat *st SG_UNUSED, const 
     if (err)
         fail(p, "root", "manifest.root", err);
     else
-        next_file(p);
+        put_repo(p);
 }
 
 void sg_manifest_apply(const struct sg_manifest_args *args)
@@ -150,13 +195,13 @@ void sg_manifest_apply(const struct sg_manifest_args *args)
 
     p->a = *args;
     p->root = m->root ? m->root : SG_MANIFEST_ROOT;
-    if (!m->root && m->n_files == 0) {
+    if (!m->root && m->n_files == 0 && !args->repo) {
         end(p, NULL);
         return;
     }
     p->files = sg_sandbox_files(args->sb, &err);
     if (p->files && !m->root) {
-        next_file(p);
+        put_repo(p);
         return;
     }
     if (p->files && p->files->mkdir(args->sb, m->root, 0755, &(struct sg_file_stat_done){root_made, p}, &err) == 0)

@@ -8,6 +8,7 @@
 
 #include "backends/driver.h"
 #include "backends/registry.h"
+#include "backends/repos.h"
 #include "base/workq.h"
 #include "lease/registry.h"
 #include "lease/store.h"
@@ -40,6 +41,7 @@ struct sg_service_parts {
     struct sg_workq *workq;
     struct sg_store *store;
     struct sg_backends *backends;
+    struct sg_repos *repos; /* MAY be NULL: there are none */
     struct sg_log *log;
     const struct sg_names *held_credentials; /* names of the credentials this server has */
     bool budget_set;

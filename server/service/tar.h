@@ -63,6 +63,9 @@ struct sg_tar_stored {
  * and links replaced one by one, each whole. Errors as of sg_tar_reader, and those of the sandbox. */
 int sg_service_tar_put(struct sg_entry *lease, const struct sg_tar_put_args *args, const struct sg_digests *digests,
                        struct sg_pipe *body, struct sg_workq *workq, const struct sg_tar_stored *done, struct sg_error *err);
+/* The same into a sandbox that no lease has yet: the caller keeps it from ending. */
+int sg_tar_unpack(struct sg_sandbox *sb, const struct sg_tar_put_args *args, struct sg_pipe *body, struct sg_workq *workq,
+                  const struct sg_tar_stored *done, struct sg_error *err);
 
 struct sg_tar_restore_args {
     struct sg_sandbox *sb;    /* a reference is taken; a new one, which nobody else uses yet */

@@ -134,7 +134,7 @@ static enum sg_step looked(struct unpack *u, struct sg_error *err)
         return SG_STEP_OVER;
     }
     u->target = sg_steal(&u->got.text);
-    if (!u->lease) { /* the archive is there already */
+    if (!u->body) { /* the archive is there already */
         u->state = SCAN;
         return SG_STEP_MORE;
     }
@@ -317,6 +317,25 @@ static struct unpack *unpack_new(struct sg_sandbox *sb, const struct sg_file_ops
     return u;
 }
 
+/* An archive that is received. */
+static void start_receiving_into(struct unpack *u, const struct sg_tar_put_args *args, struct sg_pipe *body)
+{
+    u->body = sg_pipe_ref(body);
+    u->limits = (struct sg_tar_limits){.entries = SG_TAR_ENTRIES_MAX, .bytes = SG_TAR_BYTES_MAX, .outside_links = args->outside_links};
+    sg_stepper_kick(&u->stepper);
+}
+
+int sg_tar_unpack(struct sg_sandbox *sb, const struct sg_tar_put_args *args, struct sg_pipe *body, struct sg_workq *workq,
+                  const struct sg_tar_stored *done, struct sg_error *err)
+{
+    const struct sg_file_ops *files = tree_files(sb, err);
+
+    if (!files)
+        return -1;
+    start_receiving_into(unpack_new(sg_sandbox_ref(sb), files, args->path, args->cancel, workq, done), args, body);
+    return 0;
+}
+
 int sg_service_tar_put(struct sg_entry *lease, const struct sg_tar_put_args *args, const struct sg_digests *digests,
                        struct sg_pipe *body, struct sg_workq *workq, const struct sg_tar_stored *done, struct sg_error *err)
 {
@@ -332,10 +351,8 @@ int sg_service_tar_put(struct sg_entry *lease, const struct sg_tar_put_args *arg
     }
     struct unpack *u = unpack_new(sb, files, args->path, args->cancel, workq, done);
     u->lease = sg_entry_ref(lease);
-    u->body = sg_pipe_ref(body);
-    u->limits = (struct sg_tar_limits){.entries = SG_TAR_ENTRIES_MAX, .bytes = SG_TAR_BYTES_MAX, .outside_links = args->outside_links};
     u->digester = digests ? sg_digester_new(digests) : NULL;
-    sg_stepper_kick(&u->stepper);
+    start_receiving_into(u, args, body);
     return 0;
 }
 

@@ -30,8 +30,8 @@ struct answer {
 
 struct unpack {
     struct sg_stepper stepper; /* first */
-    struct sg_entry *lease; /* one that is in use for it; NULL: an archive of the server's own is restored, */
-    char *prefix;           /* of which only this root is wanted, */
+    struct sg_entry *lease; /* one that is in use for it, or NULL */
+    char *prefix;           /* of an archive of the server's own (no body) only this root is wanted, */
     int64_t now_ns;         /* and all of it gets this time */
     struct sg_sandbox *sb;
     const struct sg_file_ops *files;

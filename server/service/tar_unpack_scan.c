@@ -60,7 +60,7 @@ static ssize_t pull(void *arg, const void **data, struct sg_error *err)
         return sg_error_sys(err, SG_INTERNAL, errno, "cannot read the archive again");
     u->read_at += (uint64_t)n;
     *data = u->piece;
-    if (u->lease && u->state == EXTRACT && u->read_at - u->given_back > 2 * GIVE_BACK) {
+    if (u->body && u->state == EXTRACT && u->read_at - u->given_back > 2 * GIVE_BACK) {
         (void)fallocate(u->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)u->given_back, (off_t)GIVE_BACK);
         u->given_back += GIVE_BACK;
     }

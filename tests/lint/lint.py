@@ -11,7 +11,7 @@ import sys
 # ---- the layers -----------------------------------------------------------------------------------------------
 
 # What the files of a folder may include, by prefix. The longest prefix that fits a file decides.
-DRIVERS = ["backends/driver.h", "backends/registry.h", "backends/facts.h", "backends/probe.h"]
+DRIVERS = ["backends/driver.h", "backends/registry.h", "backends/facts.h", "backends/probe.h", "backends/repos.h"]
 BASE = ["base/"]
 MODEL = BASE + ["model/"]
 SELECT = MODEL + ["select/"]
