@@ -72,15 +72,14 @@ static int check(const struct sg_record *r)
     return good ? 0 : -1;
 }
 
-static int load(const char *dir, const char *id, struct sg_record *r)
+static int load(const char *dir, struct sg_record *r)
 {
-    sg_cleanup(sg_free_p) char *path = path_of(dir, id);
+    sg_cleanup(sg_free_p) char *path = path_of(dir, r->id);
     sg_cleanup(sg_free_p) char *text = NULL;
     sg_cleanup(sg_json_p) json_t *v = NULL;
     struct sg_json_reader reader;
     const char *commit;
     size_t len;
-    (void)snprintf(r->id, sizeof r->id, "%s", id);
     if (sg_read_file(path, RECORD_MAX, &text, &len, NULL) < 0 || sg_json_parse_object(text, len, &v, NULL) < 0 ||
         sg_json_begin(&reader, v, "", NULL) < 0 || take(&reader, "repo", &r->repo) < 0 || take(&reader, "git_dir", &r->git_dir) < 0 ||
         take(&reader, "home", &r->home) < 0 || take(&reader, "tree", &r->tree) < 0 || take(&reader, "branch", &r->branch) < 0 ||
@@ -98,13 +97,11 @@ int sg_record_each(const char *dir, void (*found)(void *arg, struct sg_record *r
     *ret_bad = 0;
     for (struct dirent *e = readdir(d); e != NULL; e = readdir(d)) {
         struct sg_record r = {0};
-        char id[sizeof e->d_name];
         size_t n = strlen(e->d_name), cut = sizeof SUFFIX - 1;
         if (n <= cut || !sg_streq(e->d_name + n - cut, SUFFIX))
             continue;
-        memcpy(id, e->d_name, n - cut);
-        id[n - cut] = '\0';
-        if (sg_record_id_valid(id) && load(dir, id, &r) == 0)
+        (void)snprintf(r.id, sizeof r.id, "%.*s", (int)(n - cut), e->d_name);
+        if (n - cut < sizeof r.id && sg_record_id_valid(r.id) && load(dir, &r) == 0)
             found(arg, &r);
         else
             ++*ret_bad;
