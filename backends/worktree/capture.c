@@ -23,6 +23,7 @@ struct capture {
     bool cut;
     char held[PIECE]; /* taken from out, not yet taken by to */
     size_t held_at, held_len;
+    bool dropping;
     bool ended, failed, told;
     struct sg_exit exit;
     struct sg_error why;
@@ -62,23 +63,26 @@ static void keep(struct capture *c)
             c->cut = true;
 }
 
-/* False: nobody reads any more. */
+/* False: nobody reads any more. What still comes is thrown away, or the command could not end. */
 static bool pass_on(struct capture *c)
 {
     ssize_t n;
-    for (;;) {
-        while (c->held_at < c->held_len) {
-            n = sg_pipe_write(c->to, c->held + c->held_at, c->held_len - c->held_at);
-            if (n <= 0)
-                return n == 0;
-            c->held_at += (size_t)n;
+    while (!c->dropping) {
+        while (c->held_at < c->held_len && (n = sg_pipe_write(c->to, c->held + c->held_at, c->held_len - c->held_at)) != 0) {
+            c->dropping = n < 0;
+            c->held_at = n < 0 ? c->held_len : c->held_at + (size_t)n;
         }
-        n = sg_pipe_read(c->out, c->held, sizeof c->held);
-        if (n <= 0)
+        if (c->held_at < c->held_len)
+            return true;
+        n = c->dropping ? 0 : sg_pipe_read(c->out, c->held, sizeof c->held);
+        if (n <= 0 && !c->dropping)
             return true;
         c->held_at = 0;
         c->held_len = (size_t)n;
     }
+    while (sg_pipe_read(c->out, c->held, sizeof c->held) > 0)
+        ;
+    return false;
 }
 
 static bool move(struct capture *c)
