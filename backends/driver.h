@@ -163,6 +163,12 @@ struct sg_file_stat_done {
     void (*fn)(void *arg, const struct sg_file_stat *st, const struct sg_error *err);
     void *arg;
 };
+struct sg_file_list_args {
+    const char *path;
+    bool recursive;    /* names are then paths below path; links are not followed */
+    const char *after; /* names behind this one in byte order only; NULL: all */
+    size_t max;        /* the first so many of them, and whether there are more */
+};
 /* list: moved to the callee, who finishes it. */
 struct sg_file_list_done {
     void (*fn)(void *arg, struct sg_file_list *list, const struct sg_error *err);
@@ -178,7 +184,7 @@ struct sg_file_ops {
                struct sg_error *err); /* missing parents are made */
     int (*stat)(struct sg_sandbox *sb, const char *path, const struct sg_file_stat_done *done,
                 struct sg_error *err); /* of the link itself when path is one */
-    int (*list)(struct sg_sandbox *sb, const char *path, bool recursive, size_t max, const struct sg_file_list_done *done,
+    int (*list)(struct sg_sandbox *sb, const struct sg_file_list_args *a, const struct sg_file_list_done *done,
                 struct sg_error *err);
     int (*mkdir)(struct sg_sandbox *sb, const char *path, uint32_t mode,
                  const struct sg_file_stat_done *done, struct sg_error *err); /* with parents; existing directory is fine */

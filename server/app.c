@@ -312,7 +312,6 @@ static int build_service(struct app *a, struct sg_error *err)
                                    .exec_memory_max = c->exec.memory_max,
                                    .exec_history_max = c->exec.history_bytes,
                                    .exec_history_ttl_ms = c->exec.history_ttl_ms,
-                                   .file_list_max = 10000,
                                    .archives = {.state_dir = a->state_dir,
                                                 .plans = plans,
                                                 .n_plans = n_plans,

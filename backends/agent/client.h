@@ -95,8 +95,8 @@ int sg_agent_put(struct sg_agent *a, const struct sg_file_put_args *args,
                  const struct sg_file_sink_done *done, struct sg_error *err);
 int sg_agent_stat(struct sg_agent *a, const char *path, const struct sg_file_stat_done *done,
                   struct sg_error *err);
-int sg_agent_list(struct sg_agent *a, const char *path, bool recursive, size_t max,
-                  const struct sg_file_list_done *done, struct sg_error *err);
+int sg_agent_list(struct sg_agent *a, const struct sg_file_list_args *args, const struct sg_file_list_done *done,
+                  struct sg_error *err);
 int sg_agent_mkdir(struct sg_agent *a, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
                    struct sg_error *err);
 int sg_agent_remove(struct sg_agent *a, const char *path, bool recursive, const struct sg_condition *only_if,

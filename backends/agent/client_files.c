@@ -312,7 +312,8 @@ int sg_agent_scratch(struct sg_agent *a, const char *path, const struct sg_file_
 int sg_agent_tree_list(struct sg_agent *a, const char *path, size_t max, const struct sg_file_list_done *done,
                        struct sg_error *err)
 {
-    return sg_agent_list_links(a, path, false, SG_AGENT_NO_LINKS, max, done, err);
+    const struct sg_file_list_args args = {.path = path, .max = max};
+    return sg_agent_list_links(a, &args, SG_AGENT_NO_LINKS, done, err);
 }
 
 /* m->u.file.path (and path2, unless it is the text of a symbolic link) become whole paths. */

@@ -16,7 +16,7 @@ struct list_op {
     int memfd;
     uint64_t size;
     size_t max;
-    bool truncated;
+    bool truncated, more;
 };
 
 static void op_free(struct list_op *op)
@@ -66,7 +66,7 @@ static int decode(struct list_op *op, const char *p, size_t len, struct sg_file_
     struct sg_agent_record rec;
     const char *name, *target;
     size_t n;
-    if (count(p, len, &n) < 0 || n > op->max)
+    if (count(p, len, &n) < 0 || n > op->max || (n == 0 && op->more))
         return sg_error_set(err, SG_INTERNAL, "the sandbox gave a list that cannot be read");
     l->entries = calloc(n + 1, sizeof *l->entries);
     if (l->entries == NULL)
@@ -77,6 +77,7 @@ static int decode(struct list_op *op, const char *p, size_t len, struct sg_file_
         sg_agent_stat_from(&e->stat, &rec.stat, target, rec.target_len);
     }
     l->truncated = op->truncated;
+    l->more = op->more;
     qsort(l->entries, l->n, sizeof *l->entries, by_name);
     return 0;
 }
@@ -117,6 +118,7 @@ static int answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const
     if (r == 0) {
         op->size = m->u.done.size;
         op->truncated = m->u.done.flags & SG_AGENT_DONE_TRUNCATED;
+        op->more = m->u.done.flags & SG_AGENT_DONE_MORE;
         if (op->size <= INLINE_BYTES) {
             finish(op);
             return 0;
@@ -142,28 +144,31 @@ static int make_memfd(void)
     return fd;
 }
 
-int sg_agent_list(struct sg_agent *a, const char *path, bool recursive, size_t max,
-                  const struct sg_file_list_done *done, struct sg_error *err)
+int sg_agent_list(struct sg_agent *a, const struct sg_file_list_args *args, const struct sg_file_list_done *done,
+                  struct sg_error *err)
 {
-    return sg_agent_list_links(a, path, recursive, 0, max, done, err);
+    return sg_agent_list_links(a, args, 0, done, err);
 }
 
-int sg_agent_list_links(struct sg_agent *a, const char *path, bool recursive, uint32_t links, size_t max,
+int sg_agent_list_links(struct sg_agent *a, const struct sg_file_list_args *args, uint32_t links,
                         const struct sg_file_list_done *done, struct sg_error *err)
 {
-    sg_cleanup(sg_free_p) char *full = sg_agent_path(a, path, err);
+    sg_cleanup(sg_free_p) char *full = sg_agent_path(a, args->path, err);
     if (full == NULL)
         return -1;
+    if (args->after != NULL && strlen(args->after) > SG_AGENT_PATH_MAX)
+        return sg_error_field(err, SG_PATH_REFUSED, "after", "the name is too long");
     struct list_op *op = sg_xcalloc(1, sizeof *op);
     op->agent = sg_agent_ref(a);
     op->call.answer = answer;
     op->call.tree = true;
     op->done = *done;
-    op->max = max < UINT32_MAX ? max : UINT32_MAX;
+    op->max = args->max < SG_AGENT_LIST_MAX ? args->max : SG_AGENT_LIST_MAX;
     op->memfd = make_memfd();
     struct sg_agent_msg m = {.type = SG_AGENT_LIST, .nfds = 1};
     m.u.file.path = full;
-    m.u.file.flags = links | (recursive ? SG_AGENT_RECURSIVE : 0);
+    m.u.file.path2 = args->after != NULL ? args->after : "";
+    m.u.file.flags = links | (args->recursive ? SG_AGENT_RECURSIVE : 0);
     m.u.file.max_entries = (uint32_t)op->max;
     m.u.file.max_bytes = SG_AGENT_LIST_BYTES_MAX;
     int r = op->memfd < 0 ? sg_error_sys(err, SG_OVERLOADED, errno, "cannot make room for a list")

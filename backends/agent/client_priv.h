@@ -123,8 +123,8 @@ void sg_agent_stat_from(struct sg_file_stat *out, const struct sg_agent_stat *st
                         size_t target_len);
 void sg_agent_stat_from_fd(struct sg_file_stat *out, const struct stat *st, uint32_t uid);
 void sg_agent_condition_from(struct sg_agent_condition *out, const struct sg_condition *c);
-/* sg_agent_list and sg_agent_get with SG_AGENT_NO_LINKS or 0. */
-int sg_agent_list_links(struct sg_agent *a, const char *path, bool recursive, uint32_t links, size_t max,
+/* sg_agent_list with SG_AGENT_NO_LINKS or 0. */
+int sg_agent_list_links(struct sg_agent *a, const struct sg_file_list_args *args, uint32_t links,
                         const struct sg_file_list_done *done, struct sg_error *err);
 
 /* ---- client_put.c and client_append.c ---- */

@@ -276,21 +276,23 @@ static int list_open(const char *path, int links)
 
 static int list(struct agent *a, const struct sg_agent_msg *m, int fd, uint32_t budget)
 {
-    struct walk_list w = {
+    struct listing w = {
         .fd = fd,
         .recursive = m->u.file.flags & SG_AGENT_RECURSIVE,
+        .after = m->u.file.path2[0] != '\0' ? m->u.file.path2 : NULL,
         .max_entries = m->u.file.max_entries,
         .max_bytes = m->u.file.max_bytes,
         .budget = budget,
     };
     int dir = list_open(m->u.file.path, files_links(m));
-    int e = dir < 0 ? -dir : walk_list(&w, dir);
+    int e = dir < 0 ? -dir : list_run(&w, dir);
     if (e == EAGAIN && budget > 0)
         return e;
     struct sg_agent_msg done = {.type = SG_AGENT_DONE, .id = m->id};
     done.u.done.error = (uint32_t)e;
     done.u.done.size = e == 0 ? w.written : 0;
-    done.u.done.flags = e == 0 && w.truncated ? SG_AGENT_DONE_TRUNCATED : 0;
+    if (e == 0)
+        done.u.done.flags = (w.truncated ? SG_AGENT_DONE_TRUNCATED : 0) | (w.more ? SG_AGENT_DONE_MORE : 0);
     out_send(a, &done, -1);
     return 0;
 }

@@ -135,7 +135,7 @@ struct helper_msg {
  * closing it kills all descendants. The helper's pid or -errno. */
 pid_t helper_start(struct child *c, int *ctl);
 
-/* ---- names.c, files.c, put.c, walk.c, copy.c ---- */
+/* ---- names.c, files.c, put.c ---- */
 
 void files_open(struct agent *a, const struct sg_agent_msg *m);
 void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd);
@@ -203,23 +203,31 @@ struct level {
     int fd;
     size_t path_len; /* of this directory's path below the root of the walk */
     long len, at;
+    unsigned char type; /* of the entry that was read last, DT_UNKNOWN: look */
     char buf[4096] __attribute__((aligned(8)));
 };
 void level_open(struct level *l, int fd, size_t path_len);
 /* The next name other than . and ..; NULL at the end, *e set on failure. */
 const char *level_next(struct level *l, int *e);
 
-struct walk_list {
+/* ---- list.c ---- */
+
+struct listing {
     int fd; /* the memfd */
     bool recursive;
+    const char *after; /* names up to this one are left out; NULL: none */
     uint32_t max_entries;
     uint64_t max_bytes;
     uint32_t budget; /* entries before it gives up with EAGAIN so that a worker does it; 0: none */
     uint64_t written;
-    bool truncated;
+    bool more;      /* there are names behind the last one */
+    bool truncated; /* something is so deep that it cannot be listed */
 };
 /* 0 or an errno. dir is consumed. */
-int walk_list(struct walk_list *w, int dir);
+int list_run(struct listing *w, int dir);
+
+/* ---- walk.c, copy.c ---- */
+
 /* Removes everything below dir (consumed): 0 or an errno. */
 int walk_remove(int dir);
 

@@ -344,7 +344,7 @@ static void open_socket(struct agent *a, const struct sg_agent_msg *m)
 static void file_request(struct agent *a, const struct sg_agent_msg *m, struct passed *p)
 {
     const char *second = m->u.file.path2;
-    bool text = m->type == SG_AGENT_LINK && (m->u.file.flags & SG_AGENT_SYMBOLIC);
+    bool text = m->type == SG_AGENT_LIST || (m->type == SG_AGENT_LINK && (m->u.file.flags & SG_AGENT_SYMBOLIC));
     if (m->u.file.path[0] != '/' || (second != NULL && !text && second[0] != '/' && second[0] != '\0')) {
         out_done(a, m->id, EINVAL);
         return;

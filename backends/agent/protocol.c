@@ -161,7 +161,7 @@ static unsigned file_fields(enum sg_agent_type type)
     case SG_AGENT_COMMIT:
         return FIELD_MODE | FIELD_MTIME | FIELD_CONDITION | FIELD_PATH2;
     case SG_AGENT_LIST:
-        return FIELD_MAX;
+        return FIELD_MAX | FIELD_PATH2;
     case SG_AGENT_MKDIR:
         return FIELD_MODE;
     case SG_AGENT_RENAME:
@@ -244,8 +244,8 @@ static void take_file(struct reader *r, struct sg_agent_msg *m)
     if (f & FIELD_CONDITION)
         take_condition(r, &m->u.file.condition);
     m->u.file.path = take_str(r, 1, SG_AGENT_PATH_MAX);
-    if (f & FIELD_PATH2) /* the temp name of a COMMIT may be empty, a new name may not */
-        m->u.file.path2 = take_str(r, m->type == SG_AGENT_COMMIT ? 0 : 1, SG_AGENT_PATH_MAX);
+    if (f & FIELD_PATH2) /* the temp name of a COMMIT and what comes before a LIST may be empty, a new name may not */
+        m->u.file.path2 = take_str(r, m->type == SG_AGENT_COMMIT || m->type == SG_AGENT_LIST ? 0 : 1, SG_AGENT_PATH_MAX);
 }
 
 static uint32_t file_flags(enum sg_agent_type type)
@@ -280,7 +280,7 @@ static bool file_valid(const struct sg_agent_msg *m)
     if (m->type == SG_AGENT_OPEN)
         return m->u.file.how >= SG_AGENT_OPEN_READ && m->u.file.how <= SG_AGENT_OPEN_SCRATCH;
     if (m->type == SG_AGENT_LIST)
-        return m->u.file.max_bytes <= SG_AGENT_LIST_BYTES_MAX;
+        return m->u.file.max_bytes <= SG_AGENT_LIST_BYTES_MAX && m->u.file.max_entries <= SG_AGENT_LIST_MAX;
     return true;
 }
 

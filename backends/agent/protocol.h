@@ -46,7 +46,8 @@
  *                 stat.
  *   STAT          string path (of a link itself). Answer DONE with stat; text: where a link points. With RESOLVE links are
  *                 followed, and text is the path without them.
- *   LIST          u32 most entries, u64 most bytes, string path; descriptor: a memfd for the records.
+ *   LIST          u32 most entries, u64 most bytes, string path, string after; descriptor: a memfd for the records, of the
+ *                 names in byte order that come first behind after ("": of all).
  *                 Answer DONE, size: bytes of records in the memfd (struct sg_agent_record below).
  *   MKDIR         u32 mode, string path; with parents. Answer DONE with stat. With STAGE: a new directory of a name of its
  *                 own, in path or the nearest directory above it that exists; text: its path without links.
@@ -104,6 +105,7 @@
 #define SG_AGENT_TEXT_MAX SG_AGENT_PATH_MAX
 #define SG_AGENT_TARGET_MAX 255U /* where a link points, cut */
 #define SG_AGENT_LIST_BYTES_MAX (32U * 1024U * 1024U)
+#define SG_AGENT_LIST_MAX 65536U /* entries of one LIST */
 #define SG_AGENT_TTY_SIZE_MAX 65535U   /* rows, columns */
 #define SG_AGENT_EXECS_MAX 1024U       /* live commands of one agent */
 #define SG_AGENT_WORKERS_MAX 16U       /* long LISTs, REMOVEs and RENAMEs at the same time */
@@ -188,8 +190,9 @@ struct sg_agent_condition {
 #define SG_AGENT_DONE_STAT 1U      /* stat is filled */
 #define SG_AGENT_DONE_CREATED 2U   /* COMMIT: the name was new */
 #define SG_AGENT_DONE_NAMED 4U     /* OPEN_TEMP: the temp file has a path, in text */
-#define SG_AGENT_DONE_TRUNCATED 8U /* LIST: there was more */
-#define SG_AGENT_DONE_FLAGS 15U
+#define SG_AGENT_DONE_TRUNCATED 8U /* LIST: something is too deep to be listed */
+#define SG_AGENT_DONE_MORE 16U     /* LIST: there are names behind the last one */
+#define SG_AGENT_DONE_FLAGS 31U
 
 struct sg_agent_stat {
     uint32_t type; /* S_IFMT bits */
@@ -237,7 +240,8 @@ struct sg_agent_msg {
             int64_t mtime_ns; /* COMMIT, LINK, ATTRIBUTES */
             struct sg_agent_condition condition; /* OPEN, COMMIT, REMOVE */
             const char *path;
-            const char *path2; /* RENAME, MERGE: to; COMMIT: the temp file's, or ""; LINK: the text */
+            const char *path2; /* RENAME, MERGE: to; COMMIT: the temp file's, or ""; LINK: the text;
+                                * LIST: after, or "" */
         } file;                /* OPEN COMMIT STAT LIST MKDIR RENAME REMOVE LINK ATTRIBUTES MERGE */
         struct {
             uint32_t family;

@@ -204,7 +204,7 @@ struct file_op {
     struct fake_op op;
     enum file_verb verb;
     char *path;
-    char *to;
+    char *to; /* of a list: what the names come behind, or NULL */
     bool flag; /* recursive */
     size_t max;
     uint32_t mode;
@@ -270,7 +270,8 @@ static int do_list(struct file_op *o, struct sg_error *err)
     o->found.entries = sg_xcalloc(HASH_COUNT(o->op.sb->files), sizeof *o->found.entries);
     HASH_ITER(hh, o->op.sb->files, node, next)
     {
-        if (!below(node->path, abs) || (!o->flag && strchr(node->path + skip, '/') != NULL)) {
+        if (!below(node->path, abs) || (!o->flag && strchr(node->path + skip, '/') != NULL) ||
+            (o->to != NULL && strcmp(node->path + skip, o->to) <= 0)) {
             continue;
         }
         o->found.entries[o->found.n++] =
@@ -279,7 +280,7 @@ static int do_list(struct file_op *o, struct sg_error *err)
     qsort(o->found.entries, o->found.n, sizeof *o->found.entries, by_name);
     while (o->found.n > o->max) {
         free(o->found.entries[--o->found.n].name);
-        o->found.truncated = true;
+        o->found.more = true;
     }
     return 0;
 }
@@ -607,13 +608,14 @@ static int stat_(struct sg_sandbox *sb, const char *path, const struct sg_file_s
     return 0;
 }
 
-static int list(struct sg_sandbox *sb, const char *path, bool recursive, size_t max,
-                const struct sg_file_list_done *done, struct sg_error *err)
+static int list(struct sg_sandbox *sb, const struct sg_file_list_args *a, const struct sg_file_list_done *done,
+                struct sg_error *err)
 {
     (void)err;
-    struct file_op *o = file_op_new(FILE_LIST, path);
-    o->flag = recursive;
-    o->max = max;
+    struct file_op *o = file_op_new(FILE_LIST, a->path);
+    o->flag = a->recursive;
+    o->max = a->max;
+    o->to = a->after != NULL ? sg_xstrdup(a->after) : NULL; /* the name that they come behind */
     o->done.list = *done;
     start(o, (struct fake_sandbox *)sb);
     return 0;

@@ -304,73 +304,46 @@ void sg_route_file_mkdir(struct sg_request *r, void *app)
 
 /* ---- list ---- */
 
-struct list_call {
-    struct sg_request *r;
-    size_t limit;
-    char *after;
-};
-
-static void list_free(struct list_call *c)
-{
-    sg_req_unref(c->r);
-    free(c->after);
-    free(c);
-}
-
-static void respond_list(struct list_call *c, const struct sg_file_list *list)
+static void respond_list(struct sg_request *r, const struct sg_file_list *list)
 {
     json_t *items = json_array();
-    const char *last = NULL;
-    bool more = false;
 
-    for (size_t i = 0; i < list->n; i++) {
-        const struct sg_file_entry *f = &list->entries[i];
-        if (c->after && strcmp(f->name, c->after) <= 0)
-            continue;
-        if (json_array_size(items) == c->limit) {
-            more = true;
-            break;
-        }
-        json_array_append_new(items, stat_json("name", f->name, &f->stat));
-        last = f->name;
-    }
-    sg_cleanup(sg_free_p) char *cursor = more ? sg_api_cursor(last) : NULL;
+    for (size_t i = 0; i < list->n; i++)
+        json_array_append_new(items, stat_json("name", list->entries[i].name, &list->entries[i].stat));
+    sg_cleanup(sg_free_p) char *cursor = list->more && list->n > 0 ? sg_api_cursor(list->entries[list->n - 1].name) : NULL;
     json_t *page = sg_api_page(items, cursor);
     json_object_set_new(page, "truncated", json_boolean(list->truncated));
-    sg_respond_json(c->r, 200, page);
+    sg_respond_json(r, 200, page);
 }
 
 static void got_list(void *arg, struct sg_file_list *list, const struct sg_error *err)
 {
-    struct list_call *c = arg;
+    struct sg_request *r = arg;
 
     if (err) {
-        sg_respond_error(c->r, err);
+        sg_respond_error(r, err);
     } else {
-        respond_list(c, list);
+        respond_list(r, list);
         sg_file_list_finish(list);
     }
-    list_free(c);
+    sg_req_unref(r);
 }
 
-static void list_files(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+static void list_files(struct sg_request *r, struct sg_api *api SG_UNUSED, struct sg_entry *e)
 {
-    struct list_call *c = sg_xcalloc(1, sizeof *c);
+    sg_cleanup(sg_free_p) char *after = NULL;
     struct sg_error err = {0};
-    const char *path = sg_req_query(r, "path");
-    bool recursive = false;
+    struct sg_file_list_args args = {.path = sg_req_query(r, "path") ? sg_file_path(r, &err) : "."};
 
-    c->r = sg_req_ref(r);
-    if (path)
-        path = sg_file_path(r, &err);
-    else
-        path = ".";
-    if (!path || sg_req_query_bool(r, "recursive", &recursive, &err) < 0 || sg_api_limit(r, &c->limit, &err) < 0 ||
-        sg_api_cursor_key(r, &c->after, &err) < 0 ||
-        sg_service_file_list(e, path, recursive, sg_service_config(api->service)->file_list_max,
-                             &(struct sg_file_list_done){got_list, c}, &err) < 0) {
+    if (!args.path || sg_req_query_bool(r, "recursive", &args.recursive, &err) < 0 || sg_api_limit(r, &args.max, &err) < 0 ||
+        sg_api_cursor_key(r, &after, &err) < 0) {
         sg_api_fail(r, &err);
-        list_free(c);
+        return;
+    }
+    args.after = after;
+    if (sg_service_file_list(e, &args, &(struct sg_file_list_done){got_list, sg_req_ref(r)}, &err) < 0) {
+        sg_req_unref(r);
+        sg_api_fail(r, &err);
     }
 }
 

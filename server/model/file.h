@@ -56,7 +56,8 @@ struct sg_file_entry {
 struct sg_file_list {
     struct sg_file_entry *entries; /* sorted by name, bytewise */
     size_t n;
-    bool truncated;
+    bool more;      /* there are further names behind the last one */
+    bool truncated; /* something cannot be listed, because it is too deep */
 };
 void sg_file_list_finish(struct sg_file_list *l);
 

@@ -96,15 +96,15 @@ int sg_service_file_stat(struct sg_entry *lease, const char *path, const struct 
     return started(c, c->ops->stat(c->sb, path, &(struct sg_file_stat_done){stat_done, c}, err));
 }
 
-int sg_service_file_list(struct sg_entry *lease, const char *path, bool recursive, size_t max,
-                         const struct sg_file_list_done *done, struct sg_error *err)
+int sg_service_file_list(struct sg_entry *lease, const struct sg_file_list_args *args, const struct sg_file_list_done *done,
+                         struct sg_error *err)
 {
     struct call *c = call_begin(lease, err);
 
     if (!c)
         return -1;
     c->list = *done;
-    return started(c, c->ops->list(c->sb, path, recursive, max, &(struct sg_file_list_done){list_done, c}, err));
+    return started(c, c->ops->list(c->sb, args, &(struct sg_file_list_done){list_done, c}, err));
 }
 
 int sg_service_file_mkdir(struct sg_entry *lease, const char *path, uint32_t mode, const struct sg_file_stat_done *done,

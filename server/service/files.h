@@ -9,8 +9,8 @@
 
 int sg_service_file_get(struct sg_entry *lease, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
 int sg_service_file_stat(struct sg_entry *lease, const char *path, const struct sg_file_stat_done *done, struct sg_error *err);
-int sg_service_file_list(struct sg_entry *lease, const char *path, bool recursive, size_t max,
-                         const struct sg_file_list_done *done, struct sg_error *err);
+int sg_service_file_list(struct sg_entry *lease, const struct sg_file_list_args *args, const struct sg_file_list_done *done,
+                         struct sg_error *err);
 int sg_service_file_mkdir(struct sg_entry *lease, const char *path, uint32_t mode, const struct sg_file_stat_done *done,
                           struct sg_error *err);
 int sg_service_file_remove(struct sg_entry *lease, const char *path, bool recursive, const struct sg_condition *only_if,

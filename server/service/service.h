@@ -31,7 +31,6 @@ struct sg_service_config {
     size_t exec_memory_max;  /* bytes of output that all commands together keep */
     size_t exec_history_max; /* bytes of finished results kept per lease */
     int64_t exec_history_ttl_ms;
-    size_t file_list_max; /* entries of one answer */
     struct sg_archives_config archives;
 };
 

@@ -352,7 +352,7 @@ static int push(struct pack *p, const char *path, const char *name, struct sg_er
         l->held += sizeof *to + strlen(to->name) + 1;
     }
     p->held += l->held;
-    if (p->list.truncated || p->held > SG_TAR_NAMES_MAX || p->depth > DEPTH_MAX) {
+    if (p->list.more || p->list.truncated || p->held > SG_TAR_NAMES_MAX || p->depth > DEPTH_MAX) {
         sg_error_set(err, SG_LIMIT_EXCEEDED, "%s/ has more entries or is deeper than an archive may be here", name);
         return sg_error_reason(err, "too_many_entries");
     }

@@ -236,11 +236,24 @@ def test_paging_has_no_gap_and_no_repeat(client, lease):
     assert set(want) - {"Z", "a/b/60"} <= set(seen)
 
 
-def test_lists_are_bounded(client, lease):
-    client.exec(lease, ["perl", "-e", "for (1..10050) { open(F, '>', sprintf('f%05d', $_)); }"], timeout=60)
+def test_lists_of_any_length(client, lease):
+    """Pages of one directory and of a tree: all of it, in order, each once, whatever comes and goes between them."""
+    client.exec(lease, ["perl", "-e", "mkdir 'a'; for (1..12050) { open(F, '>', sprintf('f%05d', $_)); } "
+                                      "for (1..60) { mkdir 'a/' . $_; for $i (1..100) { open(F, '>', \"a/$_/$i\"); } } open(F, '>', 'a-')"], timeout=120)
+    want = sorted(["a", "a-"] + ["f%05d" % i for i in range(1, 12051)])
     items, truncated = pages(client, lease, 1000)
-    names = [i["name"] for i in items]
-    assert truncated is True and len(names) == 10000 and names == sorted(set(names))
+    assert [i["name"] for i in items] == want and truncated is False
+    want = sorted(want + [f"a/{i}" for i in range(1, 61)] + [f"a/{i}/{k}" for i in range(1, 61) for k in range(1, 101)], key=str.encode)
+    items, truncated = pages(client, lease, 997, recursive="1")
+    assert [i["name"] for i in items] == want and truncated is False
+    first = client.get(f"/leases/{lease}/files/list?recursive=1&limit=1000").json()
+    client.exec(lease, "rm f12050; : > a/0; : > zzz; rm -r a/2")
+    seen, page = [i["name"] for i in first["items"]], first
+    while page["next_cursor"]:
+        page = client.get(f"/leases/{lease}/files/list?recursive=1&limit=1000&cursor=" + page["next_cursor"]).json()
+        seen += [i["name"] for i in page["items"]]
+    assert seen == sorted(set(seen), key=str.encode) and "zzz" in seen and "f12050" not in seen
+    assert {n for n in want if not n.startswith("a/2")} - {"f12050"} <= set(seen)
 
 
 # ---- moves ----

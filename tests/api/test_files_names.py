@@ -19,12 +19,13 @@ def url(lease, route, raw, **query):
 
 
 def listed(client, lease, path=".", **query):
-    items, cursor = [], ""
+    items, cursor, truncated = [], "", False
     while True:
         page = client.get(f"/leases/{lease}/files/list?" + urllib.parse.urlencode(dict(query, path=path)) + cursor).json()
         items += page["items"]
+        truncated = truncated or page["truncated"]
         if not page["next_cursor"]:
-            return items, page["truncated"]
+            return items, truncated
         cursor = "&cursor=" + page["next_cursor"]
 
 

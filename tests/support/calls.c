@@ -470,8 +470,9 @@ int call_list(struct sg_sandbox *sb, const char *path, bool recursive, size_t ma
 {
     struct answer a = {.flag = FLAG_INIT, .err = err};
     const struct sg_file_list_done done = {.fn = listed, .arg = &a};
+    const struct sg_file_list_args args = {.path = path, .recursive = recursive, .max = max};
     const struct sg_file_ops *f = sg_sandbox_files(sb, err);
-    int rc = f == NULL ? -1 : wait_answer(&a, f->list(sb, path, recursive, max, &done, err), "list");
+    int rc = f == NULL ? -1 : wait_answer(&a, f->list(sb, &args, &done, err), "list");
     *list = a.list;
     return rc;
 }

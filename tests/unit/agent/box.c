@@ -660,7 +660,8 @@ enum sg_code box_list(struct box *b, const char *path, bool recursive, size_t ma
 {
     begin(b, r);
     struct sg_file_list_done done = {.fn = got_list, .arg = r};
-    return finish(b, r, sg_agent_list(b->agent, path, recursive, max, &done, &r->error));
+    const struct sg_file_list_args args = {.path = path, .recursive = recursive, .max = max};
+    return finish(b, r, sg_agent_list(b->agent, &args, &done, &r->error));
 }
 
 enum sg_code box_mkdir(struct box *b, const char *path, uint32_t mode)

@@ -325,13 +325,13 @@ static void lists(struct box *b)
     cr_expect_str_eq(r.list.entries[4].name, "b/y");
     sg_file_list_finish(&r.list);
     cr_assert_eq(box_list(b, "l", false, 6, &r), SG_OK);
-    cr_expect(r.list.n == 6 && !r.list.truncated);
+    cr_expect(r.list.n == 6 && !r.list.more && !r.list.truncated);
     sg_file_list_finish(&r.list);
     cr_assert_eq(box_list(b, "l", false, 5, &r), SG_OK);
-    cr_expect(r.list.n == 5 && r.list.truncated);
+    cr_expect(r.list.n == 5 && r.list.more && !r.list.truncated);
     sg_file_list_finish(&r.list);
     cr_assert_eq(box_list(b, "l/empty", true, 5, &r), SG_OK);
-    cr_expect(r.list.n == 0 && !r.list.truncated);
+    cr_expect(r.list.n == 0 && !r.list.more && !r.list.truncated);
     sg_file_list_finish(&r.list);
     cr_expect_eq(box_list(b, "l/a", false, 5, &r), SG_NOT_A_DIRECTORY);
     cr_expect_eq(box_list(b, "l/none", false, 5, &r), SG_NOT_FOUND);

@@ -339,7 +339,7 @@ static enum sg_code offer_list(uint64_t size, bool *lost)
     struct scene s;
     scene_start(&s, 0);
     struct sg_file_list_done done = {.fn = got_list, .arg = &s.w};
-    cr_assert_eq(sg_agent_list(s.b.agent, "d", true, 100, &done, NULL), 0);
+    cr_assert_eq(sg_agent_list(s.b.agent, &(struct sg_file_list_args){.path = "d", .recursive = true, .max = 100}, &done, NULL), 0);
     struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = expect(s.sock, SG_AGENT_LIST)};
     m.u.done.size = size;
     send_msg(s.sock, &m, NULL, 0);
@@ -635,7 +635,7 @@ Test(hostile, a_tree_that_takes_too_long)
     struct sg_file_list_done listed = {.fn = got_list, .arg = &list};
     cr_assert_eq(sg_agent_remove(s.b.agent, "d", true, NULL, &done, NULL), 0);
     struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = expect(s.sock, SG_AGENT_REMOVE)};
-    cr_assert_eq(sg_agent_list(s.b.agent, "d", true, 10, &listed, NULL), 0);
+    cr_assert_eq(sg_agent_list(s.b.agent, &(struct sg_file_list_args){.path = "d", .recursive = true, .max = 10}, &listed, NULL), 0);
     (void)expect(s.sock, SG_AGENT_LIST); /* never answered at all */
     box_wait(&s.b, &s.w.done);
     cr_expect_eq(s.w.code, SG_OUTCOME_UNKNOWN);

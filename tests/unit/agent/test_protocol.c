@@ -38,7 +38,7 @@ static size_t samples(struct sg_agent_msg *m)
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_LIST,
                                    .id = 7,
                                    .nfds = 1,
-                                   .u.file = {.flags = 1, .max_entries = 9, .max_bytes = 4096, .path = "/"}};
+                                   .u.file = {.flags = 1, .max_entries = 9, .max_bytes = 4096, .path = "/", .path2 = ""}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_MKDIR, .id = 8, .u.file = {.mode = 0755, .path = "/d"}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_RENAME, .id = 9, .u.file = {.path = "/a", .path2 = "/b"}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_REMOVE, .id = 10, .u.file = {.flags = 1, .path = "/a"}};
@@ -121,7 +121,7 @@ Test(protocol, limits_hold_for_the_sender_too)
     cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_DONE, .id = 1, .u.done.text = text}));
     cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_DONE, .id = 1, .nfds = 2}));
     cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_DONE, .id = 1, .nfds = 1, .u.done.error = 2}));
-    cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_DONE, .id = 1, .u.done.flags = 16}));
+    cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_DONE, .id = 1, .u.done.flags = 32}));
     cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_SIGNAL, .id = 1, .u.signal.signo = 65}));
     cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_SIGNAL, .id = 1, .u.signal.signo = 0}));
     cr_expect(

@@ -280,7 +280,7 @@ Test(fake, files)
     sg_file_list_finish(&list);
     cr_expect_eq(call_list(sb, ".", false, 1, &list, &err), 0);
     cr_expect_eq(list.n, 1);
-    cr_expect(list.truncated);
+    cr_expect(list.more);
     sg_file_list_finish(&list);
     cr_expect_eq(call_move(sb, "a", "c/moved", &err), 0, "%s", err.message);
     cr_expect_eq(call_stat(sb, "c/moved/b/f", &st, &err), 0);

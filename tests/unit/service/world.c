@@ -14,8 +14,7 @@ void world_prepare(struct world *w)
                                 .exec_output_max = 1U << 20,
                                 .exec_memory_max = 64U << 20,
                                 .exec_history_max = 4U << 20,
-                                .exec_history_ttl_ms = 60000,
-                                .file_list_max = 100},
+                                .exec_history_ttl_ms = 60000},
                         .who = {.name = "test", .tenant = "default", .role = SG_ROLE_ADMIN}};
     w->dir = sg_xstrdup("/tmp/sg-service-XXXXXX");
     cr_assert_not_null(mkdtemp(w->dir));
