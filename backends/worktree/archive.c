@@ -308,6 +308,31 @@ static void staged(void *arg, const char *text, const struct sg_file_stat *st, c
 
 /* ---- start ---- */
 
+static void make_stage(struct archive *a);
+
+/* What its commands had closed to themselves is to be read once more; what cannot be opened is not kept. */
+static void opened_up(void *arg, const struct sg_capture_result *r, const struct sg_error *err)
+{
+    struct archive *a = arg;
+    struct sg_error own = {0};
+    (void)r;
+    if (err == NULL) {
+        make_stage(a);
+        return;
+    }
+    sg_error_copy(&own, err);
+    fail(a, &own);
+}
+
+static void open_up(struct archive *a)
+{
+    const char *argv[] = {"chmod", "-R", "-f", "u+rwX", a->w->rec.home, NULL};
+    struct sg_error err = {0};
+    struct sg_git_args g = {.dir = "/", .argv = argv, .timeout_ms = SG_GIT_TREE_MS, .done = opened_up, .arg = a};
+    if (sg_git_run_other(sg_repos_git(a->w->d->repos), &g, &err) < 0)
+        fail(a, &err);
+}
+
 static void make_stage(struct archive *a)
 {
     struct sg_error err = {0};
@@ -327,7 +352,7 @@ static void begin(struct sg_work *work)
     if (kept || lstat(a->w->rec.tree, &st) < 0 || !S_ISDIR(st.st_mode) || stat(a->w->rec.git_dir, &st) < 0)
         finish(a, NULL);
     else
-        make_stage(a);
+        open_up(a);
 }
 
 void wt_archive(struct wt *w, void (*done)(struct wt *w, const struct sg_error *err))

@@ -458,7 +458,7 @@ def test_commands_that_break_their_own_worktree(client, repo):
         client.exec(id, text)
         client.terminate(id)
         wait_until(lambda: repo.state()[2] == before[2], what=text)
-        assert f"sandgate/{id}" not in repo.git("for-each-ref"), text
+        wait_until(lambda: f"sandgate/{id}" not in repo.git("for-each-ref"), what=text)
         assert id not in repo.git("worktree", "list", "--porcelain"), text
     repo.sh("git for-each-ref --format='%(refname)' refs/heads/other-* | xargs -r -n1 git update-ref -d; git worktree prune")
     assert repo.state() == before and os.path.exists("/etc/passwd")
