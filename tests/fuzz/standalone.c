@@ -7,7 +7,6 @@
 #include <string.h>
 
 #define INPUT_MAX 65536U
-#define MUTATIONS 400
 
 struct input {
     uint8_t data[INPUT_MAX];
@@ -84,7 +83,7 @@ static void mutate(struct input *in, uint64_t *s)
     }
 }
 
-static int run_corpus(const char *path)
+static int run_corpus(const char *path, int mutations)
 {
     static struct input seed;
     static struct input mutant;
@@ -98,7 +97,7 @@ static int run_corpus(const char *path)
         if (!usable)
             continue;
         run(&seed);
-        for (int i = 0; i < MUTATIONS; i++) {
+        for (int i = 0; i < mutations; i++) {
             memcpy(mutant.data, seed.data, seed.size);
             mutant.size = seed.size;
             mutate(&mutant, &s);
@@ -110,15 +109,17 @@ static int run_corpus(const char *path)
     return files;
 }
 
+/* DIRECTORY MUTATIONS: of each file. */
 int main(int argc, char **argv)
 {
-    for (int i = 1; i < argc; i++) {
-        int files = run_corpus(argv[i]);
-        if (files <= 0) {
-            fprintf(stderr, "no corpus in %s\n", argv[i]);
-            return 1;
-        }
-        printf("%s: %d files, %d mutations each\n", argv[i], files, MUTATIONS);
+    if (argc != 3)
+        return 2;
+    int mutations = atoi(argv[2]);
+    int files = run_corpus(argv[1], mutations);
+    if (files <= 0) {
+        fprintf(stderr, "no corpus in %s\n", argv[1]);
+        return 1;
     }
-    return argc > 1 ? 0 : 2;
+    printf("%s: %d files, %d mutations each\n", argv[1], files, mutations);
+    return 0;
 }
