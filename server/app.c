@@ -101,11 +101,15 @@ static void tame_allocator(void)
     (void)mallopt(M_ARENA_MAX, 4);
 }
 
-/* Thousands of leases and callers need more descriptors than the usual soft limit. */
-static void raise_descriptor_limit(void)
+static void set_limits(void)
 {
+    /* What is in memory is not for a core dump. At one byte the kernel does not even start the program that may collect them. */
+    const struct rlimit core = {1, 1};
     struct rlimit lim;
 
+    if (setrlimit(RLIMIT_CORE, &core) < 0)
+        (void)setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+    /* Thousands of leases and callers need more descriptors than the usual soft limit. */
     if (getrlimit(RLIMIT_NOFILE, &lim) == 0 && lim.rlim_cur < lim.rlim_max) {
         lim.rlim_cur = lim.rlim_max;
         (void)setrlimit(RLIMIT_NOFILE, &lim);
@@ -452,7 +456,7 @@ static int listen_for_requests(struct app *a, struct sg_error *err)
 static int build(struct app *a, struct sg_error *err)
 {
     tame_allocator();
-    raise_descriptor_limit();
+    set_limits();
     if (open_state(a, err) < 0 || sg_http_listen(a->cfg->server.listen, &a->listen_fd, err) < 0 || start_spawner(a, err) < 0)
         return -1;
     json_object_seed(0);

@@ -122,8 +122,8 @@ int sg_build_limit(pid_t pid, int64_t pids, int64_t memory_bytes)
 
 static void set_rlimits(const struct sg_build *b)
 {
-    struct rlimit core = {0, 0}, files, locked = {8U << 20, 8U << 20};
-    setrlimit(RLIMIT_CORE, &core);
+    struct rlimit core = {1, 1}, files, locked = {8U << 20, 8U << 20};
+    setrlimit(RLIMIT_CORE, &core); /* at one byte the kernel does not even start the program that collects dumps */
     setrlimit(RLIMIT_MEMLOCK, &locked);
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         files.rlim_max = files.rlim_max > 65536 ? 65536 : files.rlim_max;

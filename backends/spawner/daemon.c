@@ -152,6 +152,10 @@ static void settle_process(const struct sg_daemon_args *a)
 {
     struct rlimit files;
     prctl(PR_SET_NAME, "sandgate-spawn");
+    for (char **e = environ; *e != NULL; e++) { /* the server's keys are not needed here */
+        explicit_bzero(*e, strlen(*e));
+    }
+    environ[0] = NULL;
     umask(022);
     setsid();
     close_others(a);

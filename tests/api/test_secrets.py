@@ -3,6 +3,7 @@ import base64
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +26,9 @@ def canary(what):
 
 
 ADMIN, TENANT, WRONG, TYPO = canary("admin"), canary("tenant"), canary("wrong"), canary("typo")
+# What tenants give their own commands is theirs: the server passes it on. Only the environment of a lease is kept, with the lease.
+THEIRS, KEPT = canary("theirs"), canary("kept")
+DOMAIN = "sbx.example"
 
 
 def forms(secret):
@@ -68,23 +72,24 @@ def world(request):
     """A server with canaries everywhere, at its most talkative, of each kind."""
     tokens = [{"name": n, "sha256": hashlib.sha256(t.encode()).hexdigest(), "tenant": n, "role": r}
               for n, t, r in (("ops", ADMIN, "admin"), ("one", TENANT, "tenant"))]
-    s = Server({"local_bwrap": {"size": 2}, "auth": {"tokens": tokens}, "log": {"level": "debug"}}, user=account(request.param))
+    s = Server({"local_bwrap": {"size": 3}, "auth": {"tokens": tokens}, "log": {"level": "debug"}, "server": {"public_domain": DOMAIN}}, user=account(request.param))
     secret = os.path.join(s.dir, "vercel")
     with open(secret, "w") as f:
         f.write(canary(BY_FILE) + "\n")
     s.env = dict({name: canary(name) for name in PROVIDERS}, **{BY_FILE + "_FILE": secret})
     with s:
-        s.wait_slots(2, token=ADMIN)
+        s.wait_slots(3, token=ADMIN)
         s.admin, s.one, s.nobody = s.client(ADMIN), s.client(TENANT), s.client()
         s.lease = s.one.lease(services=[{"name": "web", "port": 8000}], trajectory_id="t", metadata={"m": 1})
         s.endpoint = s.one.get(f"/leases/{s.lease}/endpoints/8000").json()["headers"]["Sandgate-Endpoint-Token"]
+        s.issued = s.one.post(f"/leases/{s.lease}/endpoints", {"port": 8000, "ttl": 600}).json()["headers"]["Sandgate-Endpoint-Token"]
         s.keys = [open(os.path.join(s.state, f), "rb").read() for f in os.listdir(s.state) if f.endswith(".key")]
         assert len(s.keys) == 3
         yield s
 
 
 def everything(world):
-    return Look(ADMIN, TENANT, WRONG, TYPO, world.endpoint, *(canary(n) for n in PROVIDERS + [BY_FILE]))
+    return Look(ADMIN, TENANT, WRONG, TYPO, THEIRS, KEPT, world.endpoint, world.issued, *(canary(n) for n in PROVIDERS + [BY_FILE]))
 
 
 def test_the_canaries_are_where_they_belong(world):
@@ -187,6 +192,74 @@ def test_commands_in_the_sandbox_find_none(world):
         look.at_answer(world.one.read(world.lease, path), path)
 
 
+def test_tokens_that_open_endpoints(world):
+    """In a query, a cookie and a header, right and wrong, on both forms, and after they were revoked."""
+    look, host = everything(world), f"8000-{world.lease.removeprefix('lease_')}.{DOMAIN}"
+    path = f"/leases/{world.lease}/proxy/8000/"
+    for token in (world.issued, world.endpoint, world.issued[:-1] + "x", WRONG, TENANT):
+        for headers, target in (({"Host": host}, f"/?sandgate_token={token}&a=b"), ({"Host": host, "Cookie": f"__Host-sandgate={token}"}, "/"),
+                                ({"Host": host, "Sandgate-Endpoint-Token": token}, "/"), ({"Host": host, "Sandgate-Endpoint-Token": token, "Origin": "http://evil"}, "/"),
+                                ({"Sandgate-Endpoint-Token": token}, path), ({"Sandgate-Endpoint-Token": token}, path.replace("8000", "8001")),
+                                ({"Cookie": f"__Host-sandgate={token}"}, path), ({}, f"{path}?sandgate_token={token}")):
+            r = world.nobody.get(target, headers=headers)
+            if r.status != 303:  # a first visit: its answer sets the cookie
+                look.at_answer(r, (headers, target))
+    issued = world.one.post(f"/leases/{world.lease}/endpoints", {"port": 8000, "ttl": 600}).json()
+    assert world.one.delete(f"/leases/{world.lease}/endpoints/{issued['token_id']}").status in (200, 204)
+    token = issued["headers"]["Sandgate-Endpoint-Token"]
+    r = world.nobody.get(path, headers={"Sandgate-Endpoint-Token": token})
+    assert r.status == 401
+    Look(token).at_answer(r, "revoked")
+    Look(token).at(world.log_text(), "log")
+
+
+def test_what_tenants_give_their_commands(world):
+    one = world.one
+    id = one.lease(env={"THEIR_KEY": KEPT}, manifest={"files": [{"path": "key", "content": THEIRS}]})
+    said = one.exec(id, "cat; printenv THEIR_KEY MORE; cat key", env={"MORE": THEIRS}, stdin=THEIRS + "\n")["stdout"]
+    assert (said.count(THEIRS), said.count(KEPT)) == (3, 1)
+    assert one.exec(id, ["test", THEIRS, "=", THEIRS], exec_id="argv")["returncode"] == 0
+    one.write(id, "copy", THEIRS.encode())
+    assert one.exec_response(id, "true", env={"A": THEIRS, "": "x"}).status == 400
+    for path in (f"/leases/{id}", f"/leases/{id}/events", "/leases", "/audit?limit=1000", "/metrics", f"/leases/{id}/files/list", "/slots/default",
+                 f"/receipts/{one.get(f'/leases/{id}').json()['receipt_id']}"):
+        r = world.admin.get(path)
+        assert r.status == 200, (path, r)
+        Look(THEIRS, KEPT).at_answer(r, path)
+    other = world.admin.lease()
+    Look(THEIRS, KEPT).at(world.admin.exec(other, "env; cat /proc/*/environ; cat /workspace/* /tmp/* /home/sandbox/* 2>/dev/null")["stdout"], "another sandbox")
+    world.admin.terminate(other)
+    one.terminate(id)
+
+
+def test_no_core_dump_holds_them(world):
+    for pid in descendants(world.pid()):
+        try:
+            with open(f"/proc/{pid}/limits") as f:
+                soft, hard = next(line for line in f if line.startswith("Max core file size")).split()[4:6]
+        except OSError:
+            continue
+        assert {soft, hard} <= {"0", "1"}, (pid, soft, hard)  # 1: not even a program that collects dumps is started
+
+
+def test_a_crash_leaves_no_core_dump():
+    """Whoever starts the server may allow them."""
+    limit = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit[1], limit[1]))
+    try:
+        s = Server({"backends": {"enabled": ["fake"]}}, env={"E2B_API_KEY": canary("E2B_API_KEY")}).start()
+        try:
+            os.kill(s.pid(), signal.SIGABRT)
+            ended = os.waitid(os.P_PID, s.pid(), os.WEXITED | os.WNOWAIT)
+            assert ended.si_code == os.CLD_KILLED and ended.si_status == signal.SIGABRT, ended
+            s.process.wait()
+            s.process = None
+        finally:
+            s.__exit__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, limit)
+
+
 def descendants(pid):
     parents = {}
     for p in filter(str.isdigit, os.listdir("/proc")):
@@ -213,12 +286,11 @@ def test_processes_of_the_host_show_none(world):
         try:
             with open(f"/proc/{p}/cmdline", "rb") as f:
                 look.at(f.read(), f"cmdline of {p}")
-            own = os.path.basename(os.readlink(f"/proc/{p}/exe")) == "sandgate"
             with open(f"/proc/{p}/environ", "rb") as f:
                 environ = f.read()
         except OSError:
             continue
-        if not own:  # the server and the process that starts sandboxes for it share the server's environment
+        if p != world.pid():  # the process that starts sandboxes began as a copy of the server
             look.at(environ, f"environ of {p}")
             started += 1
     assert started >= 3, family
@@ -236,7 +308,7 @@ def test_what_the_server_writes(world):
     log = world.log_text().encode()
     for key in world.keys:
         assert key.strip() not in log and key.hex().encode() not in log and base64.b64encode(key).rstrip(b"=") not in log
-    kept = Look(ADMIN, TENANT, WRONG, *(canary(n) for n in PROVIDERS + [BY_FILE]))
+    kept = Look(ADMIN, TENANT, WRONG, THEIRS, world.issued, *(canary(n) for n in PROVIDERS + [BY_FILE]))
     for root, _, files in os.walk(world.state):
         for name in files:
             path = os.path.join(root, name)
