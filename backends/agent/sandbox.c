@@ -74,11 +74,11 @@ static int file_stat(struct sg_sandbox *sb, const char *path, const struct sg_fi
     return rc;
 }
 
-static int file_list(struct sg_sandbox *sb, const char *path, bool recursive, size_t max,
-                     const struct sg_file_list_done *done, struct sg_error *err)
+static int file_list(struct sg_sandbox *sb, const struct sg_file_list_args *args, const struct sg_file_list_done *done,
+                     struct sg_error *err)
 {
     struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
-    int rc = a != NULL ? sg_agent_list(a, path, recursive, max, done, err) : -1;
+    int rc = a != NULL ? sg_agent_list(a, args, done, err) : -1;
     sg_agent_unref(a);
     return rc;
 }
