@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""./dev bench [--quick] [--realtime] [--json FILE] [NAME...]: what sandgate costs, as ratios.
+"""./dev bench [--quick | --full] [--realtime] [--json FILE] [NAME...]: what sandgate costs, as ratios.
 
 Absolute times say more about a machine and its neighbours than about a server. So each figure is measured in rounds: ours, then its
 baseline, in the same second, with the same client; the figure is the median of the rounds' ratios. Everything is loopback, each server
@@ -64,8 +64,8 @@ def mib(v):
 
 
 class Bench:
-    def __init__(self, quick):
-        self.quick = quick
+    def __init__(self, quick, full=False):
+        self.quick, self.full = quick, full
         self.rounds = 3 if quick else 5
         self.dir = tempfile.mkdtemp(prefix="sandgate-bench-")
         self.processes = []
@@ -80,8 +80,8 @@ class Bench:
     def ms(self, full, quick):
         return str(quick if self.quick else full)
 
-    def tool(self, *args):
-        r = subprocess.run([os.path.join(BUILD, "sgbench"), *map(str, args)], capture_output=True, text=True, timeout=180)
+    def tool(self, *args, timeout=180):
+        r = subprocess.run([os.path.join(BUILD, "sgbench"), *map(str, args)], capture_output=True, text=True, timeout=timeout)
         if r.returncode != 0:
             raise RuntimeError(f"sgbench {' '.join(map(str, args))}: {r.stderr.strip()}")
         return json.loads(r.stdout)
@@ -245,6 +245,36 @@ def pairs_rate(b):
     row.ratio = p["per_s"] / bare
     return [row, Row("  p50, p99", us(p["pair_p50_us"]), us(p["pair_p99_us"])),
             Row("  leases, each a sandbox of its own; of them looked into", str(p["n"]), str(p["looked_at"]))]
+
+
+def peak_growth(s, before, run):
+    """What run() gives, and by how many MB the server's RSS was above `before` at its highest."""
+    with open(f"/proc/{s.pid()}/clear_refs", "w") as f:
+        f.write("5")
+    result = run()
+    with open(f"/proc/{s.pid()}/status") as f:
+        peak = next(int(line.split()[1]) for line in f if line.startswith("VmHWM:"))
+    return result, (peak - before) / 1024
+
+
+def files_large(b):
+    """One file that is larger than memory likes, to and from `disk: dir`: what the server takes for it must not depend on its size."""
+    size = (10 if b.full else 1) * 1024 * MIB
+    name = f"{size // MIB // 1024} GiB on disk: dir"
+    with server(1, disk="dir") as s:
+        free = os.statvfs(s.state).f_bavail * os.statvfs(s.state).f_frsize
+        if free < size + size // 4:
+            return [Row(f"{name}: skipped, {s.state} has {free // MIB} MiB free", "-")]
+        c, (lease,) = leases(s, 1)
+        c.write(lease, "small", b"x" * MIB)
+        c.read(lease, "small")
+        before = s.rss_kib()
+        target = f"/leases/{lease}/files?path=big"
+        up, more_up = peak_growth(s, before, lambda: b.tool("bulk", "put", s.port, target, size, timeout=1800)["per_s"])
+        down, more_down = peak_growth(s, before, lambda: b.tool("bulk", "get", s.port, target, timeout=1800)["per_s"])
+    return [bounded(f"RSS for {name}, up", more_up, 16, mib, baseline=f"{before / 1024:.1f} MB before"),
+            bounded(f"RSS for {name}, down", more_down, 16, mib, baseline=f"{before / 1024:.1f} MB before"),
+            Row("  up, down", gib_s(up), gib_s(down))]
 
 
 def files(b):
@@ -445,7 +475,7 @@ def endurance(b):
 
 
 FIGURES = {"exec": exec_warm, "exec-rate": exec_rate, "select": select, "pairs": pairs_paced, "pairs-rate": pairs_rate, "files": files,
-           "stream": stream, "followers": followers, "proxy": proxy, "idle": idle, "sleepers": sleepers, "endurance": endurance}
+           "files-large": files_large, "stream": stream, "followers": followers, "proxy": proxy, "idle": idle, "sleepers": sleepers, "endurance": endurance}
 
 
 def line(r):
@@ -467,6 +497,7 @@ def heading(realtime):
 def main():
     parser = argparse.ArgumentParser(prog="./dev bench", description="ratios against baselines measured in the same run")
     parser.add_argument("--quick", action="store_true", help="shorter and rougher")
+    parser.add_argument("--full", action="store_true", help="files-large with 10 GiB, where the disk has room for that, instead of 1")
     parser.add_argument("--realtime", action="store_true", help="as root: everything measured runs at real-time priority, so that "
                         "others on the machine do not count (and hardly run)")
     parser.add_argument("--json", metavar="FILE", help="also write the rows there")
@@ -479,7 +510,7 @@ def main():
     if args.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(10))
     heading(args.realtime)
-    bench, rows, failed = Bench(args.quick), [], False
+    bench, rows, failed = Bench(args.quick, args.full), [], False
     try:
         for name in args.names or FIGURES:
             try:
