@@ -394,6 +394,7 @@ static struct sg_http_config http_config(struct app *a, int listen_fd)
                                    .public_url = a->cfg->server.public_url,
                                    .done = request_done,
                                    .max_body = a->cfg->server.max_body,
+                                   .body_memory = a->cfg->server.body_memory,
                                    .max_connections = connections_max()};
 }
 

@@ -58,6 +58,7 @@ struct sg_config {
         const char *public_domain;
         int64_t drain_timeout_ms;
         size_t max_body; /* of JSON bodies */
+        size_t body_memory; /* of all of them together */
         unsigned workers_max;
         unsigned daemons;
     } server;

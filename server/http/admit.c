@@ -265,16 +265,12 @@ static bool is_json_type(const char *type)
 uint64_t sg_admit_max_body(const struct sg_request *r)
 {
     const struct sg_route *route = r->match.route;
-    if (route->max_body)
-        return route->max_body;
-    switch (route->body) {
-    case SG_BODY_STREAM:
-        return UINT64_MAX;
-    case SG_BODY_NONE:
+    if (route->body == SG_BODY_STREAM)
+        return route->max_body ? route->max_body : UINT64_MAX;
+    if (route->body == SG_BODY_NONE)
         return SG_DRAIN_MAX;
-    default:
-        return r->http->cfg.max_body;
-    }
+    uint64_t max = route->max_body ? route->max_body : r->http->cfg.max_body;
+    return max < r->http->cfg.body_memory ? max : r->http->cfg.body_memory; /* what never fits is not worth a repetition */
 }
 
 static int check_body(struct sg_request *r, struct sg_error *err)

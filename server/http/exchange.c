@@ -8,6 +8,8 @@
 #include "http/request_priv.h"
 
 #define GONE_MS 1000
+/* Of a buffered body, that never has to wait for others' memory. */
+#define BODY_ALWAYS ((size_t)16 * 1024)
 
 static void refuse_stopping(struct sg_request *r)
 {
@@ -135,15 +137,38 @@ static enum MHD_Result drop_block(struct sg_request *r, size_t *size)
     return MHD_NO;
 }
 
+/* Is there room for n more bytes, as far as all bodies together go? What is small always has some. */
+static bool take_room(struct sg_request *r, size_t n)
+{
+    size_t len = r->body.len + n;
+    size_t more = len > BODY_ALWAYS ? len - BODY_ALWAYS - r->body_taken : 0;
+    if (more == 0)
+        return true;
+    if (!sg_budget_take(r->http->bodies, more))
+        return false;
+    if (!r->budget)
+        r->budget = sg_budget_ref(r->http->bodies);
+    r->body_taken += more;
+    return true;
+}
+
 static enum MHD_Result buffer_block(struct sg_request *r, const char *data, size_t *size)
 {
     struct sg_error err = {0};
-    if (sg_buf_add(&r->body, data, *size) == 0) {
+    if (*size > r->body.cap - r->body.len) {
+        sg_error_set(&err, SG_PAYLOAD_TOO_LARGE, "the body is larger than %zu bytes", r->body.cap);
+    } else if (!take_room(r, *size)) {
+        sg_error_set(&err, SG_OVERLOADED, "the bodies of other requests take all the memory there is for them");
+        sg_error_retry_after(&err, 1);
+    } else if (sg_buf_add(&r->body, data, *size) < 0) {
+        sg_error_set(&err, SG_NO_MEMORY, "no memory for the body");
+        sg_error_retry_after(&err, 1);
+    } else {
         r->bytes_in += *size;
         *size = 0;
         return MHD_YES;
     }
-    sg_error_set(&err, SG_PAYLOAD_TOO_LARGE, "the body is larger than %zu bytes", r->body.cap);
+    sg_req_drop_body(r);
     sg_answer_refuse(r, &err, NULL);
     r->discard = true;
     return drop_block(r, size);

@@ -223,6 +223,7 @@ static void fill_defaults(struct sg_http_config *c)
 {
     c->daemons = c->daemons ? c->daemons : 1;
     c->max_body = c->max_body ? c->max_body : (size_t)1024 * 1024;
+    c->body_memory = c->body_memory ? c->body_memory : (size_t)256 * 1024 * 1024;
     c->max_requests = c->max_requests ? c->max_requests : 4096;
     c->max_connections = c->max_connections ? c->max_connections : 8192;
     c->connection_memory = c->connection_memory ? c->connection_memory : (size_t)24 * 1024;
@@ -292,6 +293,7 @@ static struct sg_http *http_alloc(const struct sg_http_config *cfg)
     h->cfg = *cfg;
     h->cfg.listen_fd = -1;
     fill_defaults(&h->cfg);
+    h->bodies = sg_budget_new(h->cfg.body_memory);
     pthread_mutex_init(&h->lock, NULL);
     pthread_mutex_init(&h->conns_lock, NULL);
     pthread_condattr_init(&attr);
@@ -596,6 +598,7 @@ struct sg_http *sg_http_free(struct sg_http *h)
         return NULL;
     sg_http_stop(h, 0, 0);
     settle_reactor(h);
+    h->bodies = sg_budget_unref(h->bodies);
     h->router = sg_router_free(h->router);
     h->host_router = sg_router_free(h->host_router);
     pthread_cond_destroy(&h->idle);

@@ -44,6 +44,7 @@ struct sg_http_config {
     bool (*host_match)(void *app, const char *host);
     const struct sg_route *host_route;
     size_t max_body;              /* of JSON bodies; 0: 1 MiB */
+    size_t body_memory;           /* of all JSON bodies together, but for the first 16 KiB of each: beyond, 503; 0: 256 MiB */
     unsigned max_requests;        /* at once, beyond: 503; 0: 4096 */
     unsigned max_connections;     /* at once, beyond: 503 and close; 0: 8192 */
     size_t connection_memory;     /* per connection: bounds a request's head; cleared per request; 0: 24 KiB */

@@ -38,6 +38,16 @@ struct sg_request *sg_req_get(struct sg_request *r)
     return r;
 }
 
+void sg_req_drop_body(struct sg_request *r)
+{
+    sg_buf_finish(&r->body);
+    if (!r->budget)
+        return;
+    sg_budget_give(r->budget, r->body_taken);
+    r->budget = sg_budget_unref(r->budget);
+    r->body_taken = 0;
+}
+
 static void req_free(struct sg_request *r)
 {
     while (r->blocks) {
@@ -45,7 +55,7 @@ static void req_free(struct sg_request *r)
         r->blocks = b->next;
         free(b);
     }
-    sg_buf_finish(&r->body);
+    sg_req_drop_body(r);
     sg_answer_finish(&r->answer);
     sg_direct_free(r->direct);
     sg_answer_free_headers(r->pending_headers);

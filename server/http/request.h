@@ -58,6 +58,8 @@ const struct sg_header *sg_req_headers(const struct sg_request *r, size_t *ret_n
 
 /* The buffered body of a JSON route, NUL-terminated; "" and 0 when there was none. */
 const char *sg_req_body(const struct sg_request *r, size_t *ret_len);
+/* The handler has what it needs of the body: its memory is free for others from here on. */
+void sg_req_drop_body(struct sg_request *r);
 /* What Content-Length said, -1 for a chunked body, 0 without one. */
 int64_t sg_req_content_length(const struct sg_request *r);
 /* The body of a STREAM route. Nothing is read from the client (no "100 Continue" either) before the first

@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/budget.h"
 #include "base/buf.h"
 #include "base/clock.h"
 #include "http/listener.h"
@@ -158,7 +159,9 @@ struct sg_request {
     _Atomic uint64_t bytes_out;
     size_t moved;         /* body bytes since the deadline was set */
     bool suspended_before; /* the body stood still because of us */
-    struct sg_buf body;
+    struct sg_buf body; /* also the handler's, which may drop it */
+    struct sg_budget *budget; /* of what body_taken bytes were taken; NULL: none were */
+    size_t body_taken;
 
     pthread_mutex_t lock;
     /* Under lock. */
@@ -276,6 +279,7 @@ struct sg_http {
     struct sg_http_config cfg;
     struct sg_router *router;
     struct sg_router *host_router;
+    struct sg_budget *bodies; /* what buffered bodies may hold together */
     struct MHD_Daemon **daemons;
     unsigned n_daemons;
     uint16_t port;

@@ -1,6 +1,7 @@
 /* /leases/{id}/exec: run commands and look after them. */
 #include "http/api.h"
 #include "http/accept.h"
+#include "http/exec_answer.h"
 #include "http/exec_stream.h"
 #include "service/execs.h"
 #include "service/stdin.h"
@@ -20,18 +21,24 @@ static json_t *brief_json(const struct sg_exec_info *i)
                      sg_tty_size_json(i->tty));
 }
 
+struct info_call {
+    struct sg_request *r;
+    struct sg_api *api;
+    int status;
+};
+
 /* With the result, null while there is none. */
-static json_t *info_json(const struct sg_exec_info *i)
-{
-    json_t *v = brief_json(i);
-
-    json_object_set_new(v, "result", i->has_result ? sg_exec_result_json(&i->result) : json_null());
-    return v;
-}
-
 static void respond_info(void *arg, const struct sg_exec_info *i)
 {
-    sg_respond_json(arg, 200, info_json(i));
+    struct info_call *c = arg;
+    json_t *v = brief_json(i);
+
+    if (i->has_result) {
+        sg_exec_respond(c->r, sg_service_parts(c->api->service)->workq, c->status, &i->result, v);
+    } else {
+        json_object_set_new(v, "result", json_null());
+        sg_respond_json(c->r, c->status, v);
+    }
 }
 
 /* ---- run ---- */
@@ -57,7 +64,7 @@ static void exec_done(void *arg, const struct sg_exec_result *result, const stru
     if (err)
         sg_respond_error(c->r, err);
     else
-        sg_respond_json(c->r, 200, sg_exec_result_json(result));
+        sg_exec_respond(c->r, sg_service_parts(c->api->service)->workq, 200, result, NULL);
     call_free(c);
 }
 
@@ -72,7 +79,7 @@ static void exec_started(void *arg, const struct sg_exec_info *i, struct sg_exec
     if (c->stream)
         sg_exec_stream_respond(c->r, sg_service_parts(c->api->service)->reactor, reader, c->format, true);
     else
-        sg_respond_json(c->r, 202, info_json(i));
+        respond_info(&(struct info_call){c->r, c->api, 202}, i);
     call_free(c);
 }
 
@@ -98,6 +105,7 @@ static void exec_in_lease(struct sg_request *r, struct sg_api *api, struct sg_en
         sg_api_fail(r, &err);
         return;
     }
+    sg_req_drop_body(r); /* the command may run for long */
     struct exec_call *c = sg_xcalloc(1, sizeof *c);
     *c = (struct exec_call){.r = sg_req_ref(r), .api = api, .stream = type > 0, .format = type == 2 ? SG_EVENT_SSE : SG_EVENT_NDJSON};
     snprintf(c->path, sizeof c->path, "/leases/%s/exec", sg_entry_id(e));
@@ -131,9 +139,10 @@ static int usable(struct sg_entry *e, struct sg_error *err)
 
 static void get_exec(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
+    struct info_call c = {r, api, 200};
     struct sg_error err = {0};
 
-    if (usable(e, &err) < 0 || sg_service_exec_get(api->service, e, sg_req_param(r, "eid"), respond_info, r, &err) < 0)
+    if (usable(e, &err) < 0 || sg_service_exec_get(api->service, e, sg_req_param(r, "eid"), respond_info, &c, &err) < 0)
         sg_api_fail(r, &err);
 }
 
@@ -193,11 +202,12 @@ void sg_route_exec_list(struct sg_request *r, void *app)
 
 static void kill_exec(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
+    struct info_call c = {r, api, 200};
     struct sg_error err = {0};
 
     const char *eid = sg_req_param(r, "eid");
     if (usable(e, &err) < 0 || sg_service_exec_kill(api->service, e, eid, &err) < 0 ||
-        sg_service_exec_get(api->service, e, eid, respond_info, r, &err) < 0)
+        sg_service_exec_get(api->service, e, eid, respond_info, &c, &err) < 0)
         sg_api_fail(r, &err);
 }
 

@@ -206,6 +206,7 @@ void sg_route_lease_create(struct sg_request *r, void *app)
         sg_api_fail(r, &err);
         return;
     }
+    sg_req_drop_body(r);
     struct create_call *c = sg_xcalloc(1, sizeof *c);
     *c = (struct create_call){.r = sg_req_ref(r),
                               .api = api,

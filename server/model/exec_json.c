@@ -228,22 +228,28 @@ void sg_exec_request_finish(struct sg_exec_request *q)
     *q = (struct sg_exec_request){0};
 }
 
+bool sg_exec_output_is_text(const struct sg_exec_output *s, size_t *ret_len)
+{
+    *ret_len = s->len;
+    if (sg_utf8_valid(s->data, s->len))
+        return true;
+    if (s->total <= s->len)
+        return false;
+    size_t whole = sg_utf8_whole(s->data, s->len);
+    if (s->len - whole >= 4 || !sg_utf8_valid(s->data, whole))
+        return false;
+    *ret_len = whole;
+    return true;
+}
+
 /* Sets NAME, NAME_encoding, NAME_bytes_total and NAME_truncated. */
 static int add_output(json_t *o, const char *name, const struct sg_exec_output *s)
 {
     char key[40];
-    bool text = sg_utf8_valid(s->data, s->len);
+    size_t len;
+    bool text = sg_exec_output_is_text(s, &len);
     json_t *v = NULL;
 
-    /* A cut in the middle of a character does not make text binary. */
-    size_t len = s->len;
-    if (!text && s->total > s->len) {
-        size_t whole = sg_utf8_whole(s->data, s->len);
-        if (s->len - whole < 4 && sg_utf8_valid(s->data, whole)) {
-            text = true;
-            len = whole;
-        }
-    }
     if (text) {
         v = json_stringn_nocheck(s->data ? s->data : "", len);
     } else {

@@ -46,6 +46,9 @@ struct sg_exec_result {
     int64_t timeout_ms;
 };
 
+/* Is a stream's output given as text, and how much of it? Else it is base64. A cut in the middle of a character does not make text
+ * binary. */
+bool sg_exec_output_is_text(const struct sg_exec_output *s, size_t *ret_len);
 /* The 200 body of a synchronous exec. Output that is not valid UTF-8 is base64 and says so. NULL when memory is out. */
 json_t *sg_exec_result_json(const struct sg_exec_result *r);
 /* The same without the output itself: what the last event of a stream says. */

@@ -7,6 +7,9 @@
 #include <signal.h>
 #include <stdatomic.h>
 
+/* stdin that never has to wait for others' memory. */
+#define INPUT_ALWAYS ((size_t)64 * 1024)
+
 /* What is kept of both streams, for as long as anybody reads it. */
 struct kept {
     struct sg_run_memory *memory;
@@ -38,6 +41,8 @@ struct sg_run {
     struct sg_pipe *in;
     const uint8_t *stdin_data;
     size_t stdin_len, stdin_done;
+    struct sg_run_memory *memory;
+    size_t input; /* bytes of stdin that count there */
     struct sg_exit exit;
     bool stdin_stays;
     int64_t started_us;
@@ -73,10 +78,18 @@ struct sg_run *sg_run_ref(struct sg_run *run)
     return run;
 }
 
+/* The run's lock is held, or nobody else has it: its stdin is in nobody's memory any more. */
+static void release_input(struct sg_run *run)
+{
+    run->memory->used -= run->input;
+    run->input = 0;
+}
+
 struct sg_run *sg_run_unref(struct sg_run *run)
 {
     if (!run || --run->refs > 0)
         return NULL;
+    release_input(run);
     if (run->exec)
         run->exec->ops->release(run->exec);
     sg_pipe_unref(run->out.pipe);
@@ -207,6 +220,7 @@ static void finish(struct sg_run *run, const struct sg_error *err)
     run->ended = true;
     run->stdin_data = NULL;
     run->stdin_len = run->stdin_done = 0;
+    release_input(run);
     pthread_mutex_unlock(&run->lock);
     detach_pipes(run);
     run->done(run->arg, run, err);
@@ -279,8 +293,22 @@ static void attach(struct sg_run *run)
     }
 }
 
+/* Waiting stdin shares what there is with output; what is small always has a place. */
+static int take_input(const struct sg_run_args *args, struct sg_error *err)
+{
+    struct sg_run_memory *m = args->memory;
+
+    if (atomic_fetch_add(&m->used, args->stdin_len) + args->stdin_len <= m->max || args->stdin_len <= INPUT_ALWAYS)
+        return 0;
+    m->used -= args->stdin_len;
+    sg_error_set(err, SG_OVERLOADED, "what commands have been given and have written takes all the memory there is for it");
+    return sg_error_retry_after(err, 1);
+}
+
 int sg_run_start(const struct sg_run_args *args, struct sg_run **ret, struct sg_error *err)
 {
+    if (take_input(args, err) < 0)
+        return -1;
     struct sg_run *run = sg_xcalloc(1, sizeof *run);
     struct sg_exec_spec spec = args->spec;
     struct sg_exec_sink sink = {.started = on_started, .failed = on_failed, .exited = on_exited, .arg = run};
@@ -288,6 +316,8 @@ int sg_run_start(const struct sg_run_args *args, struct sg_run **ret, struct sg_
     run->refs = 2; /* the caller's and the sink's */
     pthread_mutex_init(&run->lock, NULL);
     run->out.run = run->err.run = run;
+    run->memory = args->memory;
+    run->input = args->stdin_len;
     run->kept = kept_new(args->memory, args->max_output_bytes);
     run->out.kept = &run->kept->out;
     run->err.kept = &run->kept->err;

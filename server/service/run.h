@@ -13,7 +13,8 @@
 struct sg_run;
 
 struct sg_run_args {
-    struct sg_run_memory *memory; /* when it is used up, output is counted and no longer kept */
+    /* When it is used up, output is counted and no longer kept, and no command with large stdin is started (SG_OVERLOADED). */
+    struct sg_run_memory *memory;
     struct sg_sandbox *sb;
     struct sg_exec_spec spec;   /* borrowed for the call */
     const uint8_t *stdin_data;  /* borrowed until done; NULL: none */

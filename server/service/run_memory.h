@@ -1,4 +1,4 @@
-/* What all commands together may keep of their output. */
+/* What all commands together may keep of their output, and of stdin that waits for them. */
 #ifndef SG_RUN_MEMORY_H
 #define SG_RUN_MEMORY_H
 
