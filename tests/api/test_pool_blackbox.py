@@ -1,9 +1,11 @@
 """Blackbox pools: a service in every slot, ready before anybody gets it, and which mode a lease may ask for where."""
 import concurrent.futures
 import http.client
+import http.server
 import json
 import os
 import re
+import threading
 import time
 
 import pytest
@@ -208,6 +210,46 @@ def test_the_end_of_the_server_ends_the_wait():
                 assert r.status == 503 and r.code == "shutting_down", r
             except (OSError, http.client.HTTPException):
                 pass  # it was cut: nothing is known, and nothing is left
+
+
+# ---- any backend ----
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """A service of ours that a scripted backend's port leads to: well at the fifth time."""
+    asked = []
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        self.send_response(200 if len(self.asked) >= 5 else 503)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_services_of_other_backends_are_waited_for_too():
+    Answers.asked.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        script = {"ports": {"8000": web.server_port}}
+        with Server({"backends": {"enabled": ["fake"]}, "fake": {"script": json.dumps(script)}}) as s:
+            r = s.client().post("/leases", {"policy": {"override": "fake"}, "services": [{"name": "blackbox", "port": 8000, "health_path": "/well?x=1"}]})
+            assert r.status == 201 and set(r.json()["endpoints"]) == {"blackbox"}, r
+            assert Answers.asked == ["/well?x=1"] * 5
+            # Shell and files: what the caller will start is not there yet.
+            r = s.client().post("/leases", {"policy": {"override": "fake"}, "services": [{"name": "web", "port": 9000}]})
+            assert r.status == 201 and set(r.json()["endpoints"]) == {"web"}, r
+        web.shutdown()
+
+
+def test_a_sandbox_that_dies_while_its_services_are_waited_for_is_nobodys_lease():
+    script = {"create": [{"lost_after_ms": 300}], "ports": {}}
+    with Server({"backends": {"enabled": ["fake"]}, "fake": {"script": json.dumps(script)}}) as s:
+        c = s.client()
+        body = dict(BB, policy={"override": "fake"}, services=[{"name": "web", "port": 8000}], trajectory_id="dies", acquire_timeout=600)
+        r = c.post("/leases", body)
+        assert r.status == 503 and r.code == "unavailable" and r.json()["reason"] == "sandbox_lost", r
+        assert [l["state"] for l in c.get("/leases?trajectory_id=dies").json()["items"]] in (["lost"], ["failed"])
 
 
 def test_many_slots_start_a_few_at_a_time():
