@@ -226,7 +226,7 @@ static void fill_defaults(struct sg_http_config *c)
     c->body_memory = c->body_memory ? c->body_memory : (size_t)256 * 1024 * 1024;
     c->max_requests = c->max_requests ? c->max_requests : 4096;
     c->max_connections = c->max_connections ? c->max_connections : 8192;
-    c->connection_memory = c->connection_memory ? c->connection_memory : (size_t)24 * 1024;
+    c->connection_memory = c->connection_memory ? c->connection_memory : (size_t)32 * 1024;
     c->body_pipe = c->body_pipe ? c->body_pipe : (size_t)256 * 1024;
     c->header_ms = or_default(c->header_ms, 10 * 1000);
     c->idle_ms = or_default(c->idle_ms, 75 * 1000);

@@ -47,7 +47,9 @@ struct sg_http_config {
     size_t body_memory;           /* of all JSON bodies together, but for the first 16 KiB of each: beyond, 503; 0: 256 MiB */
     unsigned max_requests;        /* at once, beyond: 503; 0: 4096 */
     unsigned max_connections;     /* at once, beyond: 503 and close; 0: 8192 */
-    size_t connection_memory;     /* per connection: bounds a request's head; cleared per request; 0: 24 KiB */
+    /* Per connection, cleared per request; 0: 32 KiB. What does not fit of a request's head is refused by the parser with a page of its own, so
+     * there is more of it than our own limits need. */
+    size_t connection_memory;
     int64_t header_ms;            /* a request's head must be here within; 0: 10 s */
     int64_t idle_ms;              /* kept-alive connection without a request; 0: 75 s */
     int64_t body_ms;              /* a buffered body must be here within, a streamed one must move; 0: 60 s */

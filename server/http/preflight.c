@@ -80,8 +80,12 @@ static int collect(const struct sg_head *head, const char *found[U_COUNT], struc
 {
     if (head->n_headers > SG_HEADERS_MAX)
         return sg_error_set(err, SG_HEADERS_TOO_LARGE, "more than %d header lines", SG_HEADERS_MAX);
+    size_t bytes = 0;
     for (size_t i = 0; i < head->n_headers; i++) {
         const struct sg_header *h = &head->headers[i];
+        bytes += strlen(h->name) + strlen(h->value);
+        if (bytes > SG_HEADERS_BYTES_MAX)
+            return sg_error_set(err, SG_HEADERS_TOO_LARGE, "more than %zu bytes of header fields", SG_HEADERS_BYTES_MAX);
         if (!sg_token_ok(h->name, strlen(h->name)))
             return sg_error_set(err, SG_INVALID_REQUEST, "header name is not a token");
         if (!sg_header_value_ok(h->value))

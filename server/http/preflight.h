@@ -12,6 +12,7 @@
 
 #define SG_TARGET_MAX 16384 /* a path of 4095 bytes in a sandbox, all of them escaped, has room */
 #define SG_HEADERS_MAX 100
+#define SG_HEADERS_BYTES_MAX ((size_t)20 * 1024) /* of names and values together */
 
 struct sg_head {
     const char *method;

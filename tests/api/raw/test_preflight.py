@@ -63,6 +63,38 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("n,size,status", [(1, 20000, 200), (98, 200, 200), (1, 20500, 431), (98, 230, 431), (50, 500, 431), (1, 28000, 431), (101, 1, 431)])
+def test_our_own_limits_come_before_the_parsers(shared, n, size, status):
+    """So that what is refused is told in the words of all refusals."""
+    with shared.conn() as c:
+        c.get("/hello", *(f"X-{i}: {'a' * size}" for i in range(n)))
+        r = c.reply()
+        assert r.status == status, r.status
+        if status == 200:
+            assert c.usable()
+        else:
+            assert r.problem()["code"] == "headers_too_large" and c.closed()
+
+
+@pytest.mark.parametrize("size,status", [(16000, 200), (16500, 414), (28000, 414)])
+def test_long_targets(shared, size, status):
+    with shared.conn() as c:
+        r = c.get("/things/" + "a" * size).reply()
+        assert r.status == status and (status == 200 or (r.problem()["code"] == "uri_too_long" and c.closed()))
+
+
+@pytest.mark.parametrize("text", ["GET /" + "a" * 100000 + " HTTP/1.1\r\nHost: h\r\n\r\n", "GET /hello HTTP/1.1\r\nHost: h\r\nX: " + "a" * 100000 + "\r\n\r\n"])
+def test_what_does_not_fit_at_all_is_refused_by_the_parser(shared, text):
+    with shared.conn() as c:
+        c.send(text)
+        try:
+            assert c.head().status in (414, 431) and c.rest() is not None
+        except (EOFError, ConnectionResetError):
+            pass
+    with shared.conn() as c:
+        assert c.usable()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_and_closed(conn, shared, name):
     status, text = REFUSED[name]
