@@ -240,7 +240,7 @@ def test_a_large_answer_to_a_large_request(direct):
     cookies = "Cookie: " + "; ".join(f"c{i}={'v' * 40}" for i in range(60)) + "\r\n"
     for asked in ("", headers_of(9000, 1), headers_of(7000, 90), cookies, "Cookie: a=" + "v" * 7000 + "\r\n"):
         statuses = []
-        for size in range(1000, 25000, 600):
+        for size in range(1000, 33000, 800):
             with Upstream(recorder([], reply(b"ok", headers=headers_of(size, 1 + size // 2000)))) as up:
                 status, _, body = direct.get(up, headers=asked)
                 assert (status, body) == (200, b"ok") or json.loads(body)["reason"] == "headers_too_large"
