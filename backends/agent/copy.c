@@ -23,15 +23,39 @@ static int keep_times(int fd, const struct stat *st)
     return 0;
 }
 
-static int copy_bytes(int in, int out)
+/* Bytes from at up to end. */
+static int copy_piece(int in, int out, off_t at, off_t end)
 {
-    for (;;) {
-        ssize_t n = sendfile(out, in, NULL, PIECE);
+    if (lseek(out, at, SEEK_SET) < 0)
+        return errno;
+    while (at < end) {
+        size_t want = (uint64_t)(end - at) < PIECE ? (size_t)(end - at) : PIECE;
+        ssize_t n = sendfile(out, in, &at, want);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return n < 0 ? errno : 0;
+            return n < 0 ? errno : 0; /* it has become shorter */
     }
+    return 0;
+}
+
+/* The first `size` bytes; holes stay holes. */
+static int copy_bytes(int in, int out, off_t size)
+{
+    off_t at = 0;
+    while (at < size) {
+        off_t data = lseek(in, at, SEEK_DATA);
+        if (data < 0 && errno == ENXIO)
+            break;
+        off_t hole = data < 0 ? -1 : lseek(in, data, SEEK_HOLE);
+        if (data < 0) /* this file system does not tell */
+            data = at;
+        at = hole < 0 || hole > size ? size : hole;
+        int e = copy_piece(in, out, data, at);
+        if (e != 0)
+            return e;
+    }
+    return ftruncate(out, size) != 0 ? errno : 0;
 }
 
 static int copy_file(int from, const char *name, int to, const char *as)
@@ -47,7 +71,7 @@ static int copy_file(int from, const char *name, int to, const char *as)
     if (e == 0 && !S_ISREG(st.st_mode))
         e = (int)SG_AGENT_ENOTREG;
     if (e == 0)
-        e = copy_bytes(in, out);
+        e = copy_bytes(in, out, st.st_size);
     if (e == 0)
         e = keep_times(out, &st);
     if (out >= 0)
@@ -124,7 +148,7 @@ static int remove_all(int dir, const char *name)
         return 0;
     if (errno != EISDIR)
         return errno;
-    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int fd = walk_open(dir, name);
     int e = fd < 0 ? errno : walk_remove(fd);
     if (e == 0 && unlinkat(dir, name, AT_REMOVEDIR) != 0)
         e = errno;

@@ -219,7 +219,7 @@ static int remove_tree(const char *path, int links)
     int parent = files_parent(path, name, links);
     if (parent < 0)
         return -parent;
-    int dir = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int dir = walk_open(parent, name);
     int e = dir < 0 ? errno : walk_remove(dir);
     if (e == 0 && unlinkat(parent, name, AT_REMOVEDIR) != 0)
         e = errno;

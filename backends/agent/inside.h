@@ -228,7 +228,9 @@ int list_run(struct listing *w, int dir);
 
 /* ---- walk.c, copy.c ---- */
 
-/* Removes everything below dir (consumed): 0 or an errno. */
+/* Opens a directory that is to be removed, making it accessible to its own user. fd, or -1 and errno. */
+int walk_open(int dir, const char *name);
+/* Removes everything below dir (consumed), read-only directories included: 0 or an errno. */
 int walk_remove(int dir);
 
 /* Moves an entry of one directory into another on another file system: 0 or an errno. */

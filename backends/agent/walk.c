@@ -57,11 +57,30 @@ static int lift(int from, const char *name, int top, unsigned n)
     return renameat(from, name, top, up) != 0 ? errno : 0;
 }
 
+int walk_open(int dir, const char *name)
+{
+    const int how = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    int fd = openat(dir, name, how);
+    if (fd < 0 && errno == EACCES && fchmodat(dir, name, 0700, 0) == 0)
+        fd = openat(dir, name, how);
+    return fd;
+}
+
+/* As unlinkat; a directory whose own user may not write to it has that changed, since it goes anyway. */
+static int unlink_in(int dir, const char *name)
+{
+    if (unlinkat(dir, name, 0) == 0)
+        return 0;
+    if (errno != EACCES || fchmod(dir, 0700) != 0)
+        return -1;
+    return unlinkat(dir, name, 0);
+}
+
 /* 0, errno; -1: *depth has grown, the entry is met again once that level is empty. */
 static int remove_entry(struct level *levels, size_t *depth, const char *name, unsigned *lifted)
 {
     struct level *here = &levels[*depth - 1];
-    if (unlinkat(here->fd, name, 0) == 0 || errno == ENOENT)
+    if (unlink_in(here->fd, name) == 0 || errno == ENOENT)
         return 0;
     if (errno != EISDIR && errno != EPERM)
         return errno;
@@ -71,7 +90,7 @@ static int remove_entry(struct level *levels, size_t *depth, const char *name, u
         return errno;
     if (*depth == DEPTH_MAX)
         return lift(here->fd, name, levels[0].fd, ++*lifted);
-    int fd = openat(here->fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    int fd = walk_open(here->fd, name);
     if (fd < 0)
         return errno == ENOENT ? 0 : errno;
     level_open(&levels[(*depth)++], fd, 0);
