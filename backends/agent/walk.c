@@ -59,11 +59,10 @@ static int lift(int from, const char *name, int top, unsigned n)
 
 int walk_open(int dir, const char *name)
 {
-    const int how = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-    int fd = openat(dir, name, how);
-    if (fd < 0 && errno == EACCES && fchmodat(dir, name, 0700, 0) == 0)
-        fd = openat(dir, name, how);
-    return fd;
+    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd >= 0 || errno != EACCES || fchmodat(dir, name, 0700, 0) != 0)
+        return fd;
+    return openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 }
 
 /* As unlinkat; a directory whose own user may not write to it has that changed, since it goes anyway. */
