@@ -43,6 +43,7 @@ static const struct {
     [SG_RANGE_NOT_SATISFIABLE] = {"range_not_satisfiable", 416, "The range is outside of the file"},
     [SG_EXPECTATION_FAILED] = {"expectation_failed", 417, "The expectation cannot be met"},
     [SG_MISDIRECTED_REQUEST] = {"misdirected_request", 421, "This host is not served here"},
+    [SG_UPGRADE_REQUIRED] = {"upgrade_required", 426, "A WebSocket is needed"},
     [SG_HEADERS_TOO_LARGE] = {"headers_too_large", 431, "The header fields are too large"},
     [SG_NO_BACKENDS_REGISTERED] = {"no_backends_registered", 422, "No backends are registered"},
     [SG_OVERRIDE_NOT_REGISTERED] = {"override_not_registered", 422, "The backend asked for is not registered"},

@@ -13,6 +13,13 @@ void sg_sha256(const void *data, size_t len, uint8_t out[SG_SHA256_LEN])
     }
 }
 
+void sg_sha1(const void *data, size_t len, uint8_t out[SG_SHA1_LEN])
+{
+    if (EVP_Digest(data, len, out, NULL, EVP_sha1(), NULL) != 1) {
+        abort();
+    }
+}
+
 void sg_sha256_hex(const void *data, size_t len, char out[SG_SHA256_HEX])
 {
     uint8_t digest[SG_SHA256_LEN];

@@ -7,9 +7,13 @@
 #define SG_SHA256_LEN 32
 #define SG_SHA256_HEX 65 /* with NUL */
 
+#define SG_SHA1_LEN 20
+
 void sg_sha256(const void *data, size_t len, uint8_t out[SG_SHA256_LEN]);
 void sg_sha256_hex(const void *data, size_t len, char out[SG_SHA256_HEX]);
-/* The same for bytes that come piece by piece. One thread at a time. NULL: no memory. */
+/* For the handshake of WebSockets, which asks for it; secures nothing. */
+void sg_sha1(const void *data, size_t len, uint8_t out[SG_SHA1_LEN]);
+/* SHA-256 of bytes that come piece by piece. One thread at a time. NULL: no memory. */
 struct sg_sha256_stream;
 struct sg_sha256_stream *sg_sha256_begin(void);
 void sg_sha256_add(struct sg_sha256_stream *s, const void *data, size_t len);

@@ -206,7 +206,7 @@ ssize_t sg_pipe_write(struct sg_pipe *p, const void *data, size_t len)
         memcpy(v[0].iov_base, data, v[0].iov_len);
         memcpy(v[1].iov_base, (const char *)data + v[0].iov_len, v[1].iov_len);
     }
-    p->want_write = n < len;
+    p->want_write = p->want_write || n < len; /* there may be others that write */
     filled(p, n);
     return (ssize_t)n;
 }

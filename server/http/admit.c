@@ -7,6 +7,7 @@
 #include "http/cross_site.h"
 #include "http/layout.h"
 #include "http/request_priv.h"
+#include "http/ws_offer.h"
 
 /* ---- taking the head over from the parser ---- */
 
@@ -179,6 +180,22 @@ static int find_token(struct sg_request *r, const char **ret, struct sg_error *e
     return 0;
 }
 
+/* Whoever shows the token as a subprotocol is a page that knows it. A header may be a gateway's, which adds it for its user whatever page
+ * asks; and of WebSockets a browser asks for no permission (CORS) before. */
+static int find_websocket_token(struct sg_request *r, const struct sg_head *head, const char **ret, struct sg_error *err)
+{
+    if (*ret) {
+        if (sg_cross_site_own(head, r->http->cfg.public_url))
+            return 0;
+        return sg_error_field(err, SG_CROSS_ORIGIN, "Origin",
+                              "a page of another origin must send the token as a subprotocol: " SG_WS_PROTOCOL ", " SG_WS_TOKEN_PREFIX "BASE64URL");
+    }
+    sg_cleanup(sg_free_p) char *token = sg_ws_offer_token(r->headers, r->n_headers);
+    if (token)
+        *ret = sg_req_copy(r, token, strlen(token));
+    return 0;
+}
+
 int sg_admit_authenticate(struct sg_request *r, struct sg_error *err)
 {
     const char *token = NULL;
@@ -190,6 +207,8 @@ int sg_admit_authenticate(struct sg_request *r, struct sg_error *err)
     /* What a sandbox serves may be meant for pages of other origins; to reach it they must have been told the lease's id. */
     bool trusted = relayed(r) || !cfg->open || !cfg->open(cfg->app);
     struct sg_head head = {r->method, r->version, r->target, r->headers, r->n_headers};
+    if (r->match.route && r->match.route->websocket && find_websocket_token(r, &head, &token, err) < 0)
+        return -1;
     if (!trusted && sg_cross_site_check(&head, cfg->public_url, err) < 0)
         return -1;
     return r->http->cfg.auth(r->http->cfg.app, token, token ? strlen(token) : 0, &r->principal, err);

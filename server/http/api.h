@@ -77,6 +77,7 @@ void sg_route_exec_get(struct sg_request *r, void *app);
 void sg_route_exec_kill(struct sg_request *r, void *app);
 void sg_route_exec_output(struct sg_request *r, void *app);
 void sg_route_exec_stdin(struct sg_request *r, void *app);
+void sg_route_exec_attach(struct sg_request *r, void *app);
 void sg_route_exec_resize(struct sg_request *r, void *app);
 void sg_route_exec_signal(struct sg_request *r, void *app);
 void sg_route_file_get(struct sg_request *r, void *app);

@@ -115,6 +115,15 @@ static int refuse(struct sg_error *err, const char *field)
                           "this server asks for no token, so it takes no requests that web pages of other origins make; configure auth.tokens");
 }
 
+bool sg_cross_site_own(const struct sg_head *head, const char *public_url)
+{
+    const char *host = last_of(head, "Host");
+    for (size_t i = 0; i < head->n_headers; i++)
+        if (strcasecmp(head->headers[i].name, "Origin") == 0 && !own_origin(head->headers[i].value, host, public_url))
+            return false;
+    return true;
+}
+
 int sg_cross_site_check(const struct sg_head *head, const char *public_url, struct sg_error *err)
 {
     const char *host = last_of(head, "Host");
@@ -123,9 +132,8 @@ int sg_cross_site_check(const struct sg_head *head, const char *public_url, stru
         return sg_error_field(err, SG_MISDIRECTED_REQUEST, "Host",
                               "this server asks for no token, so it is not reached by that name; use localhost or an address, or configure "
                               "server.public_url or auth.tokens");
-    for (size_t i = 0; i < head->n_headers; i++)
-        if (strcasecmp(head->headers[i].name, "Origin") == 0 && !own_origin(head->headers[i].value, host, public_url))
-            return refuse(err, "Origin");
+    if (!sg_cross_site_own(head, public_url))
+        return refuse(err, "Origin");
     bool other = site && !sg_streq(site, "same-origin") && !sg_streq(site, "none");
     return other && !is_visit(head) ? refuse(err, "Sec-Fetch-Site") : 0;
 }

@@ -14,6 +14,9 @@
  * -1: SG_CROSS_ORIGIN (field Origin or Sec-Fetch-Site), SG_MISDIRECTED_REQUEST (field Host). */
 int sg_cross_site_check(const struct sg_head *head, const char *public_url, struct sg_error *err);
 
+/* Does it come from a page of the server's own origin, or from no page at all? Host and public_url say what that is. */
+bool sg_cross_site_own(const struct sg_head *head, const char *public_url);
+
 /* A Host a rebound page cannot have: an address, a name without a dot, localhost and what is below it, or that of public_url. */
 bool sg_cross_site_host_ok(const char *host, const char *public_url);
 

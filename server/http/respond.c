@@ -311,6 +311,10 @@ static void fill_problem(struct sg_request *r, struct sg_answer *a, const struct
     }
     if (status == 401)
         add_header(&a->headers, "WWW-Authenticate", "Bearer");
+    if (status == 426) {
+        add_header(&a->headers, "Upgrade", "websocket");
+        add_header(&a->headers, "Sec-WebSocket-Version", "13");
+    }
     add_header(&a->headers, "Cache-Control", "no-store");
     fill_json(a, "application/problem+json", doc);
 }

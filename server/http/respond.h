@@ -24,7 +24,7 @@ void sg_respond_json(struct sg_request *r, int status, json_t *v);
 void sg_respond_bytes(struct sg_request *r, int status, const char *content_type, const void *data, size_t len);
 /* The same without the copy: data is from malloc and stolen. */
 void sg_respond_owned(struct sg_request *r, int status, const char *content_type, void *data, size_t len);
-/* application/problem+json, no-store, Retry-After on 429 and 503. */
+/* application/problem+json, no-store, and what the status asks for besides: Retry-After on 429 and 503, ... */
 void sg_respond_error(struct sg_request *r, const struct sg_error *err);
 /* No body: 204, 304, 202 ... */
 void sg_respond_empty(struct sg_request *r, int status);

@@ -44,6 +44,7 @@ struct sg_route {
     /* Media types of its successful answers, NULL-terminated; a caller who takes none of them gets 406. NULL:
      * application/json. SG_ANY_TYPE, or method "*": Accept is not looked at. */
     const char *const *produces;
+    bool websocket;    /* the token may come as a subprotocol, too; one in a header counts only if no page of another origin asks */
     bool always;       /* answered also while overloaded or draining (health, metrics) */
     bool watches;      /* only looks on: a stop of the server does not wait for it, it is told when everything else is done */
     uint64_t max_body; /* bytes; 0: the server's for JSON, no limit for STREAM */

@@ -38,6 +38,8 @@ const struct sg_route sg_routes[] = {
      .auth = SG_AUTH_TENANT, .handle = sg_route_exec_signal},
     {.method = "POST", .path = "/leases/{id}/exec/{eid}/resize", .operation_id = "resizeExec", .body = SG_BODY_JSON,
      .auth = SG_AUTH_TENANT, .handle = sg_route_exec_resize},
+    {.method = "GET", .path = "/leases/{id}/exec/{eid}/attach", .operation_id = "attachExec", .auth = SG_AUTH_TENANT,
+     .handle = sg_route_exec_attach, .query = QUERY("after"), .produces = SG_ANY_TYPE, .websocket = true},
 
     {.method = "GET", .path = "/leases/{id}/files", .operation_id = "getFile", .auth = SG_AUTH_TENANT, .handle = sg_route_file_get,
      .query = QUERY("path", "max_bytes"), .produces = SG_ANY_TYPE},

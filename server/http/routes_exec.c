@@ -2,6 +2,7 @@
 #include "http/api.h"
 #include "http/accept.h"
 #include "http/exec_answer.h"
+#include "http/attach.h"
 #include "http/exec_stream.h"
 #include "service/execs.h"
 #include "service/stdin.h"
@@ -304,6 +305,39 @@ static void resize_exec(struct sg_request *r, struct sg_api *api, struct sg_entr
 void sg_route_exec_resize(struct sg_request *r, void *app)
 {
     sg_api_with_lease(r, app, resize_exec);
+}
+
+/* ---- a terminal in a browser ---- */
+
+static int attach(struct sg_request *r, struct sg_api *api, struct sg_entry *e, struct sg_error *err)
+{
+    struct sg_ws_offer offer;
+    int64_t after = -1;
+    size_t n;
+    const struct sg_header *headers = sg_req_headers(r, &n);
+
+    if (usable(e, err) < 0 || sg_ws_offer_read(headers, sg_req_is_head(r) ? 0 : n, &offer, err) < 0 ||
+        sg_req_query_int(r, "after", 0, INT64_MAX, &after, err) < 0)
+        return -1;
+    struct sg_attach_args args = {.api = api,
+                                  .lease = e,
+                                  .exec_id = sg_req_param(r, "eid"),
+                                  .after = after < 0 ? SG_EXEC_OLDEST : (uint64_t)after,
+                                  .offer = &offer};
+    return sg_attach(r, &args, err);
+}
+
+static void attach_exec(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
+{
+    struct sg_error err = {0};
+
+    if (attach(r, api, e, &err) < 0)
+        sg_api_fail(r, &err);
+}
+
+void sg_route_exec_attach(struct sg_request *r, void *app)
+{
+    sg_api_with_lease(r, app, attach_exec);
 }
 
 /* ---- output ---- */

@@ -85,6 +85,12 @@ void sg_service_exec_list(struct sg_service *s, struct sg_entry *lease, uint64_t
     pthread_mutex_unlock(&x->lock);
 }
 
+static int new_reader(struct sg_command *c, uint64_t after, bool attached, struct sg_exec_reader **ret, struct sg_error *err)
+{
+    return c->log ? sg_exec_reader_new(c->log, after, attached, ret, err)
+                  : sg_error_set(err, SG_CONFLICT, "the command was started without an exec_id: its output goes to its caller alone");
+}
+
 int sg_service_exec_follow(struct sg_service *s, struct sg_entry *lease, const char *id, uint64_t after,
                            struct sg_exec_reader **ret, struct sg_error *err)
 {
@@ -92,8 +98,22 @@ int sg_service_exec_follow(struct sg_service *s, struct sg_entry *lease, const c
 
     if (!c)
         return -1;
-    int rc = c->log ? sg_exec_reader_new(c->log, after, false, ret, err)
-                    : sg_error_set(err, SG_CONFLICT, "the command was started without an exec_id: its output goes to its caller alone");
+    int rc = new_reader(c, after, false, ret, err);
+    sg_command_unref(c);
+    return rc;
+}
+
+int sg_service_exec_attach(struct sg_service *s, struct sg_entry *lease, const char *id, uint64_t after, struct sg_exec_reader **ret,
+                           struct sg_error *err)
+{
+    struct sg_command *c = get(s->execs, lease, id, err);
+
+    if (!c)
+        return -1;
+    pthread_mutex_lock(&s->execs->lock);
+    bool tty = c->tty.rows > 0;
+    pthread_mutex_unlock(&s->execs->lock);
+    int rc = tty ? new_reader(c, after, true, ret, err) : sg_error_set(err, SG_NO_TTY, "the command was started without a tty");
     sg_command_unref(c);
     return rc;
 }

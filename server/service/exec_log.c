@@ -381,6 +381,7 @@ static int check_after(const struct sg_exec_log *l, uint64_t after, struct sg_er
 int sg_exec_reader_new(struct sg_exec_log *l, uint64_t after, bool attached, struct sg_exec_reader **ret, struct sg_error *err)
 {
     pthread_mutex_lock(&l->lock);
+    after = after == SG_EXEC_OLDEST ? l->first - 1 : after;
     if (check_after(l, after, err) < 0) {
         pthread_mutex_unlock(&l->lock);
         return -1;
@@ -466,6 +467,11 @@ int sg_exec_reader_next(struct sg_exec_reader *r, struct sg_exec_event *ret)
         *ret = (struct sg_exec_event){
             .seq = r->at->seq, .type = r->at->type, .binary = r->at->binary, .data = r->at->data, .len = r->at->len};
     return n;
+}
+
+uint64_t sg_exec_reader_after(const struct sg_exec_reader *r)
+{
+    return r->after;
 }
 
 void sg_exec_reader_set_waker(struct sg_exec_reader *r, const struct sg_waker *w)

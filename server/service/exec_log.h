@@ -54,7 +54,8 @@ size_t sg_exec_log_bytes(struct sg_exec_log *l);
 
 /* ---- readers ---- */
 
-/* Reads on after event number `after` (0: from the beginning). -1: SG_HISTORY_DROPPED with the member oldest_seq, SG_INVALID_REQUEST (field
+#define SG_EXEC_OLDEST UINT64_MAX
+/* Reads on after event number `after` (0: from the beginning, SG_EXEC_OLDEST: from what is still kept). -1: SG_HISTORY_DROPPED with the member oldest_seq, SG_INVALID_REQUEST (field
  * after) when there is no such event yet. *ret holds a reference on the log. */
 int sg_exec_reader_new(struct sg_exec_log *l, uint64_t after, bool attached, struct sg_exec_reader **ret, struct sg_error *err);
 /* The reader is gone: an attached one slows nobody down any more. Its waker is not called again, but for a call that is just being
@@ -63,6 +64,8 @@ struct sg_exec_reader *sg_exec_reader_free(struct sg_exec_reader *r);
 /* 1: *ret is the next event, valid until the next call; 0: the last one was read; -EAGAIN: none yet, the waker is called once when there
  * is; -ESTALE: the next one is no longer kept. One call at a time. */
 int sg_exec_reader_next(struct sg_exec_reader *r, struct sg_exec_event *ret);
+/* The number of the event that was read last. Not while another call is being made. */
+uint64_t sg_exec_reader_after(const struct sg_exec_reader *r);
 /* Sets the waker (NULL: removes) and calls it at once when there is something to read. */
 void sg_exec_reader_set_waker(struct sg_exec_reader *r, const struct sg_waker *w);
 

@@ -21,6 +21,7 @@ void sg_command_unref(struct sg_command *c)
         return;
     sg_run_unref(c->run);
     sg_exec_log_unref(c->log);
+    sg_fan_unref(c->typing);
     sg_exec_request_finish(&c->request);
     sg_entry_unref(c->lease);
     sg_error_clear(&c->failure);
@@ -306,7 +307,7 @@ static int start_run(struct sg_command *c, struct sg_sandbox *sb, struct sg_erro
                                             .tty = c->request.tty},
                                    .stdin_data = c->request.stdin_data,
                                    .stdin_len = c->request.stdin_len,
-                                   .stdin_stays = c->request.detach && !c->request.stdin_given,
+                                   .stdin_stays = c->typing != NULL,
                                    .max_output_bytes = !collects ? 0 : cap > 0 ? (size_t)cap : c->s->cfg.exec_output_max,
                                    .log = c->log,
                                    .started = process_exists,
@@ -350,6 +351,10 @@ static void start(struct sg_command *c, struct sg_sandbox *sb)
         fail_start(c, &err);
         sg_error_clear(&err);
         return;
+    }
+    if (c->typing && sg_run_stdin(c->run)) {
+        struct sg_waker all = sg_fan_waker(c->typing);
+        sg_pipe_set_writer(sg_run_stdin(c->run), &all);
     }
     pthread_mutex_lock(&x->lock);
     c->started = true;
@@ -463,6 +468,7 @@ static struct sg_command *command_new(struct sg_service *s, const struct sg_exec
     *args->request = (struct sg_exec_request){0};
     c->detached = c->request.detach;
     c->tty = c->request.tty;
+    c->typing = c->detached && !c->request.stdin_given ? sg_fan_new() : NULL;
     c->keeps = c->detached || c->request.exec_id[0] != '\0';
     if (c->keeps || args->stream)
         c->log = sg_exec_log_new(c->keeps ? s->cfg.exec_history_max : 0, SG_EXEC_WINDOW, &s->execs->memory);

@@ -61,6 +61,9 @@ void sg_service_exec_list(struct sg_service *s, struct sg_entry *lease, uint64_t
  * SG_CONFLICT for others, and as sg_exec_reader_new(). */
 int sg_service_exec_follow(struct sg_service *s, struct sg_entry *lease, const char *id, uint64_t after,
                            struct sg_exec_reader **ret, struct sg_error *err);
+/* Reads the events of a command with a terminal, at its expense. SG_NO_TTY for others, and as above. */
+int sg_service_exec_attach(struct sg_service *s, struct sg_entry *lease, const char *id, uint64_t after, struct sg_exec_reader **ret,
+                           struct sg_error *err);
 /* Kills the command and all its descendants, also of a finished one. */
 int sg_service_exec_kill(struct sg_service *s, struct sg_entry *lease, const char *id, struct sg_error *err);
 /* SG_CONFLICT once it has ended. */

@@ -6,6 +6,7 @@
 #ifndef SG_EXECS_PRIV_H
 #define SG_EXECS_PRIV_H
 
+#include "base/fan.h"
 #include "service/execs.h"
 #include "service/run.h"
 #include "service/service_priv.h"
@@ -42,6 +43,7 @@ struct sg_command {
     bool detached;
     bool keeps;   /* its result is kept: the caller chose the id, or it is detached */
     struct sg_exec_log *log; /* or NULL: nobody can follow it */
+    struct sg_fan *typing;   /* those that write to its standard input; NULL: that does not stay open */
     struct sg_service *s;
     struct sg_entry *lease;
     struct sg_exec_request request; /* once it has ended only what a repetition needs: hash and command */

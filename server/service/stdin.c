@@ -12,6 +12,7 @@ struct feed {
     _Atomic int refs; /* its own until it is over; the hook's; the wakers' */
     struct sg_command *cmd;
     struct sg_pipe *body, *in;
+    struct sg_fan_seat seat; /* for space in `in` */
     struct sg_stdin_args args;
     struct sg_cancel *cancel;
     struct sg_cancel_hook hangup;
@@ -99,7 +100,7 @@ static void finish(struct feed *f, const struct sg_error *err)
     if (sg_cancel_unhook(f->cancel, &f->hangup))
         feed_unref(f);
     sg_pipe_set_reader(f->body, NULL);
-    sg_pipe_set_writer(f->in, NULL);
+    sg_fan_leave(f->cmd->typing, &f->seat);
     sg_pipe_stop(f->body);
     release(f->cmd, closed);
     sg_entry_use_end(f->cmd->lease, !err);
@@ -222,7 +223,8 @@ int sg_service_stdin(struct sg_service *s, const struct sg_stdin_args *args, str
     f->body = sg_pipe_ref(args->body(args->arg));
     sg_cancel_hook(f->cancel, &f->hangup);
     sg_pipe_set_reader(f->body, &w);
-    sg_pipe_set_writer(f->in, &w);
+    f->seat.waker = w;
+    sg_fan_join(f->cmd->typing, &f->seat);
     pthread_mutex_lock(&f->lock);
     f->busy = false;
     pthread_mutex_unlock(&f->lock);

@@ -1,8 +1,13 @@
 """WebSocket framing (RFC 6455), either side, over a Conn; only as much of it as tests need."""
 import base64
 import hashlib
+import json
 import os
+import re
+import socket
 import struct
+
+from upstream import Conn
 
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
@@ -85,3 +90,82 @@ def echo(conn):
         conn.send(frame(PONG if opcode == PING else opcode, data, False))
         if opcode == CLOSE:
             return
+
+
+class Socket:
+    """A client of the API's own WebSockets: what binary messages brought so far, and the text messages in order."""
+
+    def __init__(self, server, target, headers="", port=None, rcvbuf=None, timeout=60):
+        sock = socket.socket()
+        if rcvbuf:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
+        sock.settimeout(timeout)
+        sock.connect(("127.0.0.1", port or server.port))
+        self.conn, self.bytes, self.texts, self.code, self.reason = Conn(sock), bytearray(), [], None, None
+        self.messages = 0
+        self.conn.send(request(target, host=f"127.0.0.1:{port or server.port}", headers=headers))
+        line, fields = self.conn.head()
+        self.status = int(line.split()[1])
+        self.headers = {k.lower(): v for k, v in fields}
+        body = b"" if self.status == 101 else self.conn.body(fields)
+        answer = Answer(self.status, {k.title(): v for k, v in self.headers.items()}, body)
+        server.observe("GET", target, answer)
+        self.problem = json.loads(body) if body else None
+        if self.status == 101:
+            assert self.headers["sec-websocket-accept"] == accept_of("dGhlIHNhbXBsZSBub25jZQ=="), fields
+            assert self.headers["upgrade"].lower() == "websocket" and self.headers["connection"].lower() == "upgrade"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.conn.close()
+
+    def step(self):
+        """Takes the next frame; answers pings. False once it was closed."""
+        opcode, data = read_message(self.conn)
+        if opcode == BINARY:
+            self.bytes += data
+            self.messages += 1
+        elif opcode == TEXT:
+            self.texts.append(json.loads(data))
+        elif opcode == PING:
+            self.send(PONG, data)
+        elif opcode == CLOSE:
+            self.code, self.reason = struct.unpack(">H", data[:2])[0] if data else None, data[2:].decode()
+            try:
+                self.send(CLOSE, data[:2])
+            except OSError:  # it is gone already, as it may be after an error of ours
+                pass
+            return False
+        return True
+
+    def until(self, condition):
+        """Steps until the condition holds of what has come."""
+        while not condition():
+            assert self.step(), (self.code, self.reason, self.texts, self.bytes[-2000:])
+        return self
+
+    def sees(self, pattern):
+        return self.until(lambda: re.search(pattern.encode(), self.bytes, re.S))
+
+    def end(self):
+        """To the close; its code."""
+        while self.step():
+            pass
+        assert self.conn.closed()
+        return self.code
+
+    def send(self, opcode, payload=b""):
+        self.conn.send(frame(opcode, payload, True))
+
+    def type(self, text):
+        self.send(BINARY, text.encode() if isinstance(text, str) else text)
+
+    def say(self, **message):
+        self.send(TEXT, json.dumps(message).encode())
+
+
+class Answer:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body

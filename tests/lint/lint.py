@@ -38,6 +38,7 @@ LIBRARIES = {
     "microhttpd.h": ["server/http/"],
     "curl/": ["backends/net/"],
     "sqlite3.h": ["server/lease/store"],
+    "wslay/wslay.h": ["server/http/ws.c"],
     "archive.h": ["server/service/tar_"],
     "archive_entry.h": ["server/service/tar_"],
     "yaml.h": ["server/config/yaml.c"],
