@@ -1,11 +1,11 @@
-/* Chunked answers written straight to their socket, by the reactor.
+/* Answers of unknown length written straight to their socket, by the reactor.
  *
  * The parser library takes what it sends from a part of the connection's small memory, in pieces of some 20 KiB, each of which costs
  * turns of its event loop; and what is sent mostly comes from the reactor, so that each piece would wake another thread. But while its
  * content reader runs, or the request is suspended, the library has nothing left to send (the head is out before the reader is first
  * called) and leaves the socket alone. So the reader sends what there is, suspends the request for the rest of the answer, and whole
- * chunks are written here whenever the source or the socket says so. At the end the request is resumed, and the library adds the last
- * chunk and the trailers. Clients that stop reading find the same patience as with the library.
+ * chunks (to HTTP/1.0 bare bytes) are written here whenever the source or the socket says so. At the end the request is resumed, and
+ * the library adds the last chunk and the trailers, or closes. Clients that stop reading find the same patience as with the library.
  *
  * One thread at a time pumps: the daemon's, until the request is handed over, then the reactor's. Whoever completes the request while
  * that one is busy leaves the source to it.
@@ -29,6 +29,7 @@ enum { MORE = 1 }; /* the turn is over */
 struct sg_direct {
     struct sg_request *r; /* whose part it is */
     struct sg_task task;
+    bool bare; /* without frames */
     /* Under the request's lock: */
     bool busy;     /* a thread is pumping */
     bool again;    /* something came meanwhile */
@@ -48,13 +49,12 @@ static void turn(struct sg_task *t);
 
 struct sg_direct *sg_direct_new(struct sg_request *r)
 {
-    if (sg_streq(r->version, "HTTP/1.0"))
-        return NULL;
     sg_conn_wait(r->conn, r);
     if (!sg_conn_is_watched(r->conn))
         return NULL;
     struct sg_direct *d = sg_xcalloc(1, sizeof *d);
     d->r = r;
+    d->bare = sg_streq(r->version, "HTTP/1.0");
     d->task.run = turn;
     d->next = BUFFER_MIN;
     return d;
@@ -101,11 +101,25 @@ static int push(struct sg_request *r, struct sg_direct *d)
     return 1;
 }
 
+/* Around the n bytes in the buffer. */
+static void frame(struct sg_direct *d, size_t n)
+{
+    char head[HEAD_MAX + 1];
+    int len = d->bare ? 0 : snprintf(head, sizeof head, "%zx\r\n", n);
+
+    d->at = HEAD_MAX - (size_t)len;
+    d->end = HEAD_MAX + n;
+    memcpy(d->data + d->at, head, (size_t)len);
+    if (d->bare)
+        return;
+    memcpy(d->data + d->end, "\r\n", TAIL);
+    d->end += TAIL;
+}
+
 /* Fills the buffer with a chunk; as the source's read. */
 static ssize_t fill(struct sg_request *r, struct sg_direct *d)
 {
     const struct sg_body_source *s = &r->answer.source;
-    char head[HEAD_MAX + 1];
 
     if (d->size < d->next) {
         release(d);
@@ -121,11 +135,7 @@ static ssize_t fill(struct sg_request *r, struct sg_direct *d)
         d->next = BUFFER_MIN;
         return n;
     }
-    int len = snprintf(head, sizeof head, "%zx\r\n", (size_t)n);
-    d->at = HEAD_MAX - (size_t)len;
-    memcpy(d->data + d->at, head, (size_t)len);
-    memcpy(d->data + HEAD_MAX + n, "\r\n", TAIL);
-    d->end = HEAD_MAX + (size_t)n + TAIL;
+    frame(d, (size_t)n);
     if ((size_t)n > room / 2)
         d->next = d->size < BUFFER_MAX ? d->size * 2 : BUFFER_MAX;
     r->bytes_out += (uint64_t)n;

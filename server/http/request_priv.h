@@ -254,10 +254,10 @@ struct MHD_Response *sg_file_response(struct sg_request *r);
 /* The file is done with: once sent, or when it never will be. Daemon thread. */
 void sg_file_close(struct sg_request *r);
 
-/* direct.c: the body of a chunked answer from a source, past the parser library. Daemon thread. NULL: not for this client. */
+/* direct.c: the body of an answer from a source, past the parser library. Daemon thread. NULL: not for this connection. */
 struct sg_direct *sg_direct_new(struct sg_request *r);
 struct sg_direct *sg_direct_free(struct sg_direct *d);
-/* From the content reader. 0: all is sent, but for what ends a chunked body; -EAGAIN: suspended, call again; else the answer is cut. */
+/* From the content reader. 0: all is sent, but for what ends a chunked one; -EAGAIN: suspended, call again; else the answer is cut. */
 ssize_t sg_direct_read(struct sg_request *r);
 /* Any thread, r not locked: the source or the socket can go on. */
 void sg_direct_wake(struct sg_request *r);

@@ -301,11 +301,29 @@ static void feed_begin(struct sg_task *t)
     sg_reactor_post(s->f->reactor, &s->task);
 }
 
-/* ?bytes=&every_ms=&fail=&length=: a stream of x, one per tick or as fast as it is taken. */
+/* The same bytes as a source: what is not taken from a pipe by the server. */
+static ssize_t source_read(void *arg, char *data, size_t max)
+{
+    return sg_pipe_read(arg, data, max);
+}
+
+static void source_set_waker(void *arg, const struct sg_waker *w)
+{
+    sg_pipe_set_reader(arg, w);
+}
+
+static void source_close(void *arg)
+{
+    sg_pipe_stop(arg);
+    sg_pipe_unref(arg);
+}
+
+/* ?bytes=&every_ms=&fail=&length=&source=: a stream of x, one per tick or as fast as it is taken. */
 static void handle_stream(struct sg_request *r, void *app)
 {
     struct fixture *f = app;
     int64_t length = -1;
+    bool as_source = false;
     struct feed *s = sg_xcalloc(1, sizeof *s);
     s->refs = 1;
     f->outstanding++;
@@ -316,11 +334,17 @@ static void handle_stream(struct sg_request *r, void *app)
     sg_req_query_int(r, "every_ms", 0, 10000, &s->every_ms, NULL);
     sg_req_query_int(r, "length", 0, INT64_MAX, &length, NULL);
     sg_req_query_bool(r, "fail", &s->fail, NULL);
+    sg_req_query_bool(r, "source", &as_source, NULL);
     s->task.run = feed_begin;
     s->timer.fire = feed_tick;
     struct sg_pipe *pipe = s->pipe;
     sg_pipe_ref(pipe);
     sg_reactor_post(f->reactor, &s->task);
+    if (as_source) {
+        struct sg_body_source source = {.read = source_read, .set_waker = source_set_waker, .close = source_close, .arg = pipe};
+        sg_respond_source(r, 200, "application/octet-stream", &source);
+        return;
+    }
     sg_respond_pipe(r, 200, "application/octet-stream", pipe, length);
     sg_pipe_unref(pipe);
 }
@@ -618,7 +642,7 @@ static void handle_upgrade(struct sg_request *r, void *app)
 
 static const char *const q_q[] = {"q", NULL};
 static const char *const q_slow[] = {"ms", "obey", NULL};
-static const char *const q_stream[] = {"bytes", "every_ms", "fail", "length", NULL};
+static const char *const q_stream[] = {"bytes", "every_ms", "fail", "length", "source", NULL};
 static const char *const q_file[] = {"bytes", "offset", "short", "hold", NULL};
 static const char *const q_upload[] = {"each", "every_ms", "stop_after", "think_ms", "ms", NULL};
 

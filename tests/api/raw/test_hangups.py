@@ -53,7 +53,8 @@ def test_an_answer_for_nobody(shared, before):
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-@pytest.mark.parametrize("target", ["/stream?bytes=100000&every_ms=20", "/stream?bytes=100000000000"])
+@pytest.mark.parametrize("target", ["/stream?bytes=100000&every_ms=20", "/stream?bytes=100000000000", "/stream?bytes=100000&every_ms=20&source=1",
+                                    "/stream?bytes=100000000000&source=1"])
 def test_while_streaming(shared, before, how, target):
     with shared.conn() as c:
         c.get(target)

@@ -82,13 +82,28 @@ def test_slow_but_moving_upload_goes_on():
             assert c.reply().json() == {"bytes": 20000}
 
 
-def test_client_that_takes_nothing():
-    with Server(stall_ms=1000) as s:
+@pytest.mark.parametrize("way", ["", "&source=1"])
+def test_client_that_takes_nothing(way):
+    with Server(stall_ms=1000, idle_ms=1000) as s:
         c = s.conn()
         c.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        c.get("/stream?bytes=100000000000")
+        c.get("/stream?bytes=100000000000" + way)
         assert "complete=0" in s.log("GET /stream", seconds=15)
         c.sock.close()
+
+
+@pytest.mark.parametrize("way", ["", "&source=1"])
+def test_client_that_takes_little_at_a_time(way):
+    """What counts is the time in which it takes nothing (some of what it has not taken yet is on its way), not the time for all."""
+    with Server(stall_ms=2000, idle_ms=1000) as s:
+        c = s.conn(timeout=30)
+        c.get("/stream?bytes=20000000" + way)
+        c.head()
+        began, got = time.monotonic(), 0
+        while data := c.chunk():
+            got += len(data)
+            time.sleep(len(data) / 5e6)
+        assert got == 20000000 and time.monotonic() > began + 3
 
 
 # ---- limits ----
@@ -133,8 +148,9 @@ def test_drain():
         kept, slow, stream = s.conn(), s.conn(), s.conn()
         assert kept.usable()
         slow.get("/slow?ms=800")
+        direct = s.conn().get("/stream?bytes=8&every_ms=100&source=1")
         stream.get("/stream?bytes=8&every_ms=100")
-        assert stream.head().status == 200
+        assert stream.head().status == direct.head().status == 200
         time.sleep(0.1)
         s.drain()
         with pytest.raises(ConnectionRefusedError):
@@ -144,8 +160,9 @@ def test_drain():
         assert kept.closed()
         r = slow.reply()
         assert r.status == 200 and r.one("Connection") == "close"
-        while stream.chunk():
-            pass
+        for c in (stream, direct):
+            while c.chunk():
+                pass
         assert s.stop(grace=2000) == 0
 
 
@@ -180,18 +197,21 @@ def test_stop_with_everything_open():
         stubborn = s.conn().get("/slow?ms=3000")
         stream = s.conn().get("/stream?bytes=1000000&every_ms=50")
         endless = s.conn().get("/stream?bytes=1000000000000")
+        direct = s.conn().get("/stream?bytes=1000000&every_ms=50&source=1")
+        endless_direct = s.conn().get("/stream?bytes=1000000000000&source=1")
         upload = s.conn().send("PUT /upload?each=1&every_ms=50 HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n" + "x" * 50000)
         thinking = s.conn().send("PUT /upload?think_ms=2000 HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n" + "x" * 500)
         upgraded = s.conn().send("GET /upgrade HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
         idle, half = s.conn(), s.conn().send("GET /hello HT")
-        assert idle.usable() and upgraded.head().status == 101 and stream.head().status == 200
+        assert idle.usable() and upgraded.head().status == 101 and stream.head().status == direct.head().status == 200
         time.sleep(0.2)
         assert s.stop(grace=100, cancel=200) == 0, s.err.decode(errors='replace')[-5000:]
         assert stubborn.reply().problem()["code"] == "shutting_down"
-        with pytest.raises((EOFError, ConnectionResetError)):
-            while stream.chunk():
-                pass
-        for c in (endless, upload, thinking, upgraded, idle, half):
+        for c in (stream, direct):
+            with pytest.raises((EOFError, ConnectionResetError)):
+                while c.chunk():
+                    pass
+        for c in (endless, endless_direct, upload, thinking, upgraded, idle, half):
             assert c.rest() is not None
         assert b"stopped" in s.err
 
@@ -199,6 +219,7 @@ def test_stop_with_everything_open():
 def load(server, stop):
     rng = random.Random()
     targets = ["/hello", "/worker", "/slow?ms=5", "/slow?ms=50&obey=1", "/stream?bytes=20000", "/stream?bytes=3&every_ms=5",
+               "/stream?bytes=20000&source=1", "/stream?bytes=3&every_ms=5&source=1", "/stream?bytes=3000000&source=1",
                "/file?bytes=5000", "/file?bytes=5000&hold=1"]
     while not stop.is_set():
         try:
