@@ -1,4 +1,5 @@
 """A real nginx in front of a server, with nginx's own defaults (buffering both ways, 60 s timeouts) but for what a gateway must say."""
+import contextlib
 import os
 import shutil
 import socket
@@ -89,3 +90,16 @@ class Front(Rig):
     def __exit__(self, *error):
         self.gateway.__exit__()
         super().__exit__(*error)
+
+
+@contextlib.contextmanager
+def behind(server, kind):
+    """A running server as its clients reach it: "direct", or through "nginx"."""
+    if kind == "direct":
+        yield server
+        return
+    own = server.port
+    with Nginx(own) as gateway:
+        server.port = gateway.port
+        yield server
+        server.port = own

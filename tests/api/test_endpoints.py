@@ -9,6 +9,7 @@ import time
 
 import pytest
 import ws
+from gateway import behind
 from harness import SLOW, Server, wait_until
 from sandboxed import open_socket, start_service, start_websockets
 from upstream import values
@@ -16,10 +17,10 @@ from upstream import values
 TOKENS = {"a": "token-a-0123456789", "b": "token-b-0123456789"}
 
 
-@pytest.fixture(scope="module")
-def server():
+@pytest.fixture(scope="module", params=["direct", "nginx"])
+def server(request):
     auth = [{"name": t, "sha256": hashlib.sha256(v.encode()).hexdigest(), "tenant": t, "role": "tenant"} for t, v in TOKENS.items()]
-    with Server({"local_bwrap": {"size": 3}, "auth": {"tokens": auth}}) as s:
+    with Server({"local_bwrap": {"size": 3}, "auth": {"tokens": auth}}) as s, behind(s, request.param):
         yield s
 
 

@@ -8,6 +8,7 @@ import urllib.parse
 
 import pytest
 import ws
+from gateway import behind
 from harness import SLOW, Server, wait_until
 from sandboxed import start_service, start_websockets
 from upstream import Conn, values
@@ -18,10 +19,10 @@ OTHER = "token-b-0123456789"
 HEADER = "Sandgate-Endpoint-Token"
 
 
-@pytest.fixture(scope="module")
-def server():
+@pytest.fixture(scope="module", params=["direct", "nginx"])
+def server(request):
     auth = [{"name": n, "sha256": hashlib.sha256(v.encode()).hexdigest(), "tenant": n, "role": "tenant"} for n, v in (("a", TOKEN), ("b", OTHER))]
-    with Server({"local_bwrap": {"size": 3}, "auth": {"tokens": auth}, "server": {"public_domain": DOMAIN}}) as s:
+    with Server({"local_bwrap": {"size": 3}, "auth": {"tokens": auth}, "server": {"public_domain": DOMAIN}}) as s, behind(s, request.param):
         yield s
 
 
@@ -147,6 +148,13 @@ def test_the_domain_must_not_cover_the_apis():
 
 
 # ---- redirects and cookies ----
+
+
+def test_every_cookie_arrives_by_itself(server, client, lease):
+    """Joined they would be one, with an expiry that has a comma in it."""
+    many = [f"c{i}={i}; Expires=Wed, 21 Oct 2026 07:28:00 GMT; Path=/" for i in range(20)]
+    r = ask(server, host_of(lease), "/", [("X-API-Key", TOKEN)] + [("X-Set", cookie) for cookie in many])
+    assert r.status == 200 and r.all("Set-Cookie") == many
 
 
 def test_redirects(server, client, lease):
