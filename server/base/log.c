@@ -81,12 +81,15 @@ static bool put_key(struct sg_log_line *l, const char *key)
     if (!l->on || room(l) < n + 4 + 24) {
         return false;
     }
+    char *at = l->text + l->len;
     if (l->len > 1) {
-        put(l, ",", 1);
+        *at++ = ',';
     }
-    put(l, "\"", 1);
-    put(l, key, n);
-    put(l, "\":", 2);
+    *at++ = '"';
+    memcpy(at, key, n);
+    at[n] = '"';
+    at[n + 1] = ':';
+    l->len = (size_t)(at - l->text) + n + 2;
     return true;
 }
 
@@ -94,7 +97,7 @@ static bool put_key(struct sg_log_line *l, const char *key)
 static size_t plain(const char *value, size_t n)
 {
     size_t i = 0;
-    while (i < n && value[i] >= 0x20 && value[i] < 0x7f && value[i] != '"' && value[i] != '\\') {
+    while (i < n && (unsigned char)(value[i] - 0x20) < 0x5f && value[i] != '"' && value[i] != '\\') {
         i++;
     }
     return i;

@@ -73,6 +73,7 @@ struct sg_conn *sg_conn_unref(struct sg_conn *c)
 {
     if (c && atomic_fetch_sub(&c->refs, 1) == 1) {
         pthread_mutex_destroy(&c->lock);
+        free(atomic_load(&c->spare));
         free(c);
     }
     return NULL;

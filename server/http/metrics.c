@@ -45,7 +45,10 @@ struct sg_metrics *sg_metrics_free(struct sg_metrics *m)
 static struct operation *find(struct sg_metrics *m, const char *operation_id)
 {
     for (size_t i = 0; operation_id && i + 1 < m->n; i++)
-        if (m->ops[i].id == operation_id || sg_streq(m->ops[i].id, operation_id))
+        if (m->ops[i].id == operation_id) /* that of a route, nearly always */
+            return &m->ops[i];
+    for (size_t i = 0; operation_id && i + 1 < m->n; i++)
+        if (sg_streq(m->ops[i].id, operation_id))
             return &m->ops[i];
     return &m->ops[m->n - 1];
 }

@@ -24,10 +24,14 @@ bool sg_header_value_ok(const char *value)
 
 static bool host_ok(const char *s)
 {
-    static const char set[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_~!$&'()*+;=:[]";
-    size_t len = strlen(s);
-    return len > 0 && len <= 261 && strspn(s, set) == len;
+    size_t len = 0;
+    for (; s[len]; len++) {
+        char c = s[len];
+        bool alnum = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+        if (!alnum && !strchr(".-_~!$&'()*+;=:[]", c))
+            return false;
+    }
+    return len > 0 && len <= 261;
 }
 
 /* Headers that must be there once at most. A list in one of the others is the reader's affair. */

@@ -11,7 +11,9 @@
 struct sg_request *sg_req_new(struct sg_http *h, struct sg_conn *c, const char *target)
 {
     /* The arena is left as it comes: clearing it would cost more than the rest. */
-    struct sg_request *r = malloc(sizeof *r);
+    struct sg_request *r = atomic_exchange(&c->spare, NULL);
+    if (!r)
+        r = malloc(sizeof *r);
     if (!r)
         return NULL;
     memset(r, 0, offsetof(struct sg_request, arena));
@@ -48,6 +50,18 @@ void sg_req_drop_body(struct sg_request *r)
     r->body_taken = 0;
 }
 
+/* A connection's requests come one after the other: each leaves its memory to the next. */
+static void give_back(struct sg_request *r)
+{
+    struct sg_conn *c = r->conn;
+#ifdef __SANITIZE_ADDRESS__
+    free(r); /* so that uses of what is over are seen */
+#else
+    free(atomic_exchange(&c->spare, r));
+#endif
+    sg_conn_unref(c);
+}
+
 static void req_free(struct sg_request *r)
 {
     while (r->blocks) {
@@ -63,9 +77,8 @@ static void req_free(struct sg_request *r)
     sg_pipe_unref(r->upload);
     sg_cancel_unref(r->cancel);
     sg_principal_unref(r->principal);
-    sg_conn_unref(r->conn);
     pthread_mutex_destroy(&r->lock);
-    free(r);
+    give_back(r);
 }
 
 struct sg_request *sg_req_put(struct sg_request *r)

@@ -40,6 +40,7 @@ struct sg_conn {
     _Atomic int64_t deadline_ms;  /* the sweep shuts it down then; 0: none */
     bool over_limit;              /* accepted beyond max_connections */
     bool linger;                  /* daemon thread: close softly, the client may still be sending */
+    _Atomic(struct sg_request *) spare; /* memory of one that is over, for the next */
     char peer[INET6_ADDRSTRLEN];
 
     pthread_mutex_t lock;
