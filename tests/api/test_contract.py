@@ -227,7 +227,7 @@ def media_types(op, api):
 def test_accept(server, operations, lease):
     """What answers JSON refuses those who do not take JSON, before it does anything."""
     api = server.client().get("/openapi.json").json()
-    anything = ("attachExec", "getFile", "getTar", "deleteFile", "moveFile", "proxy", "health", "ready", "metrics", "openapiYaml")
+    anything = ("attachExec", "getFile", "getTar", "deleteFile", "getArchive", "deleteArchive", "deleteSnapshot", "moveFile", "proxy", "health", "ready", "metrics", "openapiYaml")
     for op in each(operations):
         for unwanted in ("image/png", "text/event-stream", "application/x-ndjson;q=0.5", "application/json;q=0"):
             r = op.request(server.admin, lease, headers={"Accept": unwanted})
