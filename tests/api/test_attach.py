@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+import upstream
 import ws
 from browser import Browser, Page
 from conftest import account, server_kinds
@@ -398,7 +399,7 @@ def test_nothing_is_left(server, client, lease):
 # ---- before it begins ----
 
 def handshake(server, path, lines):
-    with contextlib.closing(ws.Conn(server.connect())) as c:
+    with contextlib.closing(upstream.Conn(server.connect())) as c:
         c.send((f"GET {path}/attach HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n" + "".join(line + "\r\n" for line in lines) + "\r\n").encode())
         line, fields = c.head()
         status, fields = int(line.split()[1]), {k.lower(): v for k, v in fields}

@@ -7,7 +7,6 @@ import re
 import socket
 import struct
 
-from upstream import Conn
 
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
@@ -101,6 +100,8 @@ class Socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
         sock.settimeout(timeout)
         sock.connect(("127.0.0.1", port or server.port))
+        from upstream import Conn  # not at the top: this file also goes into sandboxes, alone
+
         self.conn, self.bytes, self.texts, self.code, self.reason = Conn(sock), bytearray(), [], None, None
         self.messages = 0
         self.conn.send(request(target, host=f"127.0.0.1:{port or server.port}", headers=headers))
