@@ -189,7 +189,9 @@ def test_a_slow_client_slows_the_command(server, client, lease):
     before = server.rss_kib()
     with attach(server, path, rcvbuf=65536) as s:
         time.sleep(1)
-        assert client.get(path).json()["state"] == "running" and server.rss_kib() < before + 8000
+        assert client.get(path).json()["state"] == "running"
+        if SLOW == 1:  # sanitizers keep what was freed
+            assert server.rss_kib() < before + 8000
         s.until(lambda: len(s.bytes) > 100000)
         assert client.get(path).json()["state"] == "running"
     with attach(server, path) as s:  # one that is not takes over
