@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from harness import Server, wait_until
+from harness import SLOW, Server, wait_until
 
 MIB = 1 << 20
 
@@ -137,7 +137,7 @@ def test_clients_that_do_not_take_their_large_answers_cost_its_output_and_no_mor
         s.sendall(request(id, command))
         assert s.recv(12) == b"HTTP/1.1 200"
     grown = large.rss_kib() - before
-    assert grown < 4 * 8 * 1024 + 8 * 1024, f"{grown} KiB for 4 times 8 MiB"
+    assert SLOW > 1 or grown < 4 * 8 * 1024 + 8 * 1024, f"{grown} KiB for 4 times 8 MiB"  # sanitizers keep what was freed
     for s in stuck:
         data = bytearray()
         while data[-5:] != b"0\r\n\r\n":
@@ -146,5 +146,5 @@ def test_clients_that_do_not_take_their_large_answers_cost_its_output_and_no_mor
             data += piece
         assert 6 * 8388608 < len(data) < 6.1 * 8388608
         s.close()
-    wait_until(lambda: large.rss_kib() - before < 8 * 1024, what="the memory's return")
+    wait_until(lambda: SLOW > 1 or large.rss_kib() - before < 8 * 1024, what="the memory's return")
     c.terminate(id)

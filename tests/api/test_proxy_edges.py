@@ -329,7 +329,7 @@ def test_an_upload_to_a_slow_reader_that_is_aborted(direct, framing):
         left.set()
     assert len(seen) == 1 and seen[0] < size and up.connections == 1
     if SLOW == 1:
-        assert grown < 2048, grown
+        assert SLOW > 1 or grown < 2048, grown
 
 
 def test_a_client_that_does_not_read_holds_the_service_back(rig):

@@ -71,7 +71,7 @@ def test_ended_leases_beyond_what_memory_keeps():
         # And memory has reached its level.
         rss = s.rss_kib()
         assert len(list(many(s, 400))) == 400
-        assert s.rss_kib() - rss < 4096, (rss, s.rss_kib())
+        assert SLOW > 1 or s.rss_kib() - rss < 4096, (rss, s.rss_kib())
 
 
 def many(server, count):
