@@ -419,7 +419,8 @@ def test_few_descriptors(limit):
         id = c.lease()
         counts = flood(s, [request("POST", f"/leases/{id}/exec", {"command": "sleep 0.2; echo hi"})] * 60)
         assert set(counts) <= {"200", "503 overloaded"} and (counts.get("200") or limit < 100), counts
-        assert c.exec(id, "echo up")["stdout"] == "up\n"
+        # What the flood held is closed soon after its last answer; until then 503 says to come again.
+        wait_until(lambda: c.exec_response(id, "echo up").status == 200, what="room for a command")
         idle = []
         with contextlib.suppress(OSError):
             for _ in range(limit + 20):
