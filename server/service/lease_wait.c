@@ -7,7 +7,7 @@
 
 /* What may end the wait (the lease, time, the caller) runs on threads of its own; whichever is first answers and takes the others out. */
 struct wait {
-    _Atomic int refs; /* the waiter's, the timer's, the arming's, the hook's */
+    _Atomic int refs; /* the waiter's, the timer's, the arming's, the hook's, and its maker's while it is made */
     _Atomic bool over;
     struct sg_service *s;
     struct sg_entry *entry;
@@ -85,7 +85,7 @@ void sg_service_wait_for(struct sg_service *s, const struct sg_wait_args *a)
 {
     struct wait *w = sg_xcalloc(1, sizeof *w);
 
-    w->refs = 3;
+    w->refs = 4;
     w->s = s;
     w->entry = sg_entry_ref(a->lease);
     w->waiter.fn = reached;
@@ -106,4 +106,5 @@ void sg_service_wait_for(struct sg_service *s, const struct sg_wait_args *a)
         reached(&w->waiter);
     else if (w->over && sg_entry_unwait(w->entry, &w->waiter))
         wait_unref(w); /* over before the waiter was there to be taken out */
+    wait_unref(w);
 }
