@@ -4,7 +4,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sched.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/mount.h>
 #include <sys/syscall.h>
@@ -21,7 +23,9 @@ static int set_option(int fs, const char *key, const char *value)
     return (int)syscall(SYS_fsconfig, fs, FSCONFIG_SET_STRING, key, value, 0);
 }
 
-/* In a process of its own. Its exit code: 0, or an errno. */
+#define TOO_SMALL 200
+
+/* In a process of its own. Its exit code: 0, TOO_SMALL, or an errno. */
 _Noreturn static void resize(int mounts, int64_t bytes)
 {
     char size[32];
@@ -30,8 +34,11 @@ _Noreturn static void resize(int mounts, int64_t bytes)
         _exit(errno);
     }
     int fs = (int)syscall(SYS_fspick, AT_FDCWD, "/workspace", FSPICK_CLOEXEC | FSPICK_NO_AUTOMOUNT | FSPICK_SYMLINK_NOFOLLOW);
-    if (fs < 0 || set_option(fs, "size", size) < 0 || syscall(SYS_fsconfig, fs, FSCONFIG_CMD_RECONFIGURE, NULL, NULL, 0) < 0) {
+    if (fs < 0 || set_option(fs, "size", size) < 0) {
         _exit(errno);
+    }
+    if (syscall(SYS_fsconfig, fs, FSCONFIG_CMD_RECONFIGURE, NULL, NULL, 0) < 0) {
+        _exit(errno == EINVAL ? TOO_SMALL : errno);
     }
     _exit(0);
 }
@@ -48,7 +55,9 @@ static int set_disk(const struct sg_slot *s, int64_t bytes, struct sg_error *err
     if (mounts < 0) {
         return sg_error_sys(err, SG_NOT_SUPPORTED, errno, "cannot change the size of a sandbox's disk");
     }
-    pid_t pid = fork();
+    /* Not fork(): what a library starts after one (ThreadSanitizer, a thread) would keep us from changing namespaces. */
+    const struct clone_args plain = {.exit_signal = SIGCHLD};
+    pid_t pid = (pid_t)syscall(SYS_clone3, &plain, sizeof plain);
     if (pid == 0) {
         resize(mounts, bytes);
     }
@@ -58,9 +67,11 @@ static int set_disk(const struct sg_slot *s, int64_t bytes, struct sg_error *err
     if (pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) {
         return 0;
     }
-    bool used = pid > 0 && WIFEXITED(status) && WEXITSTATUS(status) == EINVAL;
-    return sg_error_sys(err, SG_NOT_SUPPORTED, pid > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0,
-                        used ? "the sandbox's disk holds more already" : "cannot change the size of a sandbox's disk");
+    int code = pid > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    if (code == TOO_SMALL) {
+        return sg_error_set(err, SG_LIMIT_EXCEEDED, "an empty sandbox holds more than that already");
+    }
+    return sg_error_sys(err, SG_NOT_SUPPORTED, code, "cannot change the size of a sandbox's disk");
 }
 
 /* ---- groups and resource limits ---- */

@@ -18,6 +18,7 @@
 struct export {
     struct sg_work work;
     struct sg_repos *repos;
+    char *dir; /* that of clones: its removal may be the last thing of all, after the repositories' end */
     char *git_dir, *ref, *commit;
     char *name, *path;  /* of the clone */
     char *branch;       /* "refs/heads/..."; NULL: detached */
@@ -29,6 +30,7 @@ struct export {
 static void export_free(struct export *e)
 {
     sg_pipe_unref(e->tar);
+    free(e->dir);
     free(e->git_dir);
     free(e->ref);
     free(e->commit);
@@ -44,7 +46,7 @@ static void export_free(struct export *e)
 static void remove_rest(struct sg_work *w)
 {
     struct export *e = sg_container_of(w, struct export, work);
-    sg_cleanup(sg_close_p) int dir = open(e->repos->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    sg_cleanup(sg_close_p) int dir = open(e->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir >= 0)
         (void)sg_remove_tree(dir, e->name, NULL); /* else the next start does */
     export_free(e);
@@ -216,6 +218,7 @@ int sg_repos_export(struct sg_repos *r, const char *name, const char *ref, const
         return -1;
     struct export *e = sg_xcalloc(1, sizeof *e);
     e->repos = r;
+    e->dir = sg_xstrdup(r->dir);
     e->git_dir = sg_xstrdup(sg_repos_git_dir(r, name));
     e->ref = sg_xstrdup(ref != NULL ? ref : "HEAD");
     e->commit = sg_xstrdup(commit);
