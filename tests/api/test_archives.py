@@ -200,7 +200,7 @@ def test_a_snapshot_is_its_tenants(alpha, beta):
         assert beta.get("/snapshots/" + id).status == 404 and beta.delete("/snapshots/" + id).status == 404
         r = beta.post("/leases", {"manifest": {"snapshot": id}})
         assert r.status == 422 and r.code == "snapshot_not_found" and r.json()["field"] == "manifest.snapshot"
-    assert items(beta, "/snapshots") == []
+    assert items(beta, "/snapshots") == [] and beta.get("/snapshots?tenant=alpha").status == 403
     assert beta.post(f"/leases/{lease}/snapshots").status == 404
     alpha.terminate(lease)
     assert alpha.post(f"/leases/{lease}/snapshots").status == 410

@@ -22,7 +22,7 @@ const unseen = new Map(
   process.getuid() === 0 ? [] : [['health 503', 'needs root']],
 )
 // What `default` stands for, as the description's introduction lists it.
-const anywhere = new Set([400, 405, 406, 408, 413, 414, 415, 417, 421, 431, 500, 501, 503, 507])
+const anywhere = new Set([400, 405, 406, 408, 413, 414, 415, 417, 421, 431, 500, 501, 502, 503, 507])
 
 const verdict = await new Validator().validate(description)
 if (!verdict.valid) fail('the description is not valid OpenAPI: ' + JSON.stringify(verdict.errors))
