@@ -491,7 +491,6 @@ static void tear_down(struct app *a)
     sg_close(a->listen_fd);
     sg_close(a->lock_fd);
     free(a->state_dir);
-    sg_log_free(a->log);
 }
 
 /* ---- serving ---- */
@@ -585,11 +584,9 @@ int sg_app_run(const struct sg_config *cfg, const struct sg_config_args *args, s
     int rc = build(&a, err);
     if (rc == 0)
         serve(&a, &signals);
-    struct sg_log *log = a.log;
-    a.log = NULL;
-    tear_down(&a);
+    tear_down(&a); /* its threads log to the end */
     if (rc == 0)
-        sg_log_event(log, SG_LOG_INFO, "stopped", NULL);
-    sg_log_free(log);
+        sg_log_event(a.log, SG_LOG_INFO, "stopped", NULL);
+    sg_log_free(a.log);
     return rc;
 }
