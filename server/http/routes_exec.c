@@ -405,6 +405,7 @@ static void write_stdin(struct sg_request *r, struct sg_api *api, struct sg_entr
     struct sg_stdin_args args = {.lease = e,
                                  .exec_id = sg_req_param(r, "eid"),
                                  .body = stdin_body,
+                                 .length = sg_req_content_length(r),
                                  .eof = eof,
                                  .cancel = sg_req_cancel(r),
                                  .done = stdin_done,

@@ -137,8 +137,13 @@ static int read_piece(struct feed *f, struct sg_error *err)
     f->body_ended = n == 0;
     if (n >= 0)
         return 0;
+    if (n == -EAGAIN && !sg_pipe_is_over(f->in))
+        return 1;
+    /* A command may end with the last byte, before we hear that it was the last. */
+    if (n == -EAGAIN && f->args.length >= 0 && f->taken == (uint64_t)f->args.length)
+        f->body_ended = true;
     if (n == -EAGAIN)
-        return sg_pipe_is_over(f->in) ? closed(err) : 1;
+        return f->body_ended ? 0 : closed(err);
     sg_pipe_error(f->body, err);
     return -1;
 }

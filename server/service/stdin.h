@@ -10,6 +10,7 @@ struct sg_stdin_args {
     struct sg_entry *lease;
     const char *exec_id;
     struct sg_pipe *(*body)(void *arg); /* asked for once, when the bytes can be taken; borrowed */
+    int64_t length;                     /* of the body in bytes; -1: nobody knows */
     bool eof;                           /* close it after them */
     struct sg_cancel *cancel;           /* the caller's */
     /* Exactly once when sg_service_stdin() returned 0, maybe before it returns. err NULL: the command's end of the pipe has all `taken`

@@ -16,6 +16,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_N
 
 def pytest_addoption(parser):
     parser.addoption("--soak", action="store_true", help="the long counts")
+    parser.addoption("--minutes", type=float, default=10, help="with --soak: of everything at once, for each kind of server")
 
 
 @pytest.fixture(scope="session")

@@ -510,6 +510,14 @@ def test_stdin(server, client, lease):
         s.all()
 
 
+def test_stdin_of_a_command_that_ends_with_it(client, lease):
+    """All of it was read: that the command then ends before the request does is no failure."""
+    for _ in range(200):
+        eid = detach(client, lease, ["head", "-c", "4"])
+        r = client.post(f"/leases/{lease}/exec/{eid}/stdin?eof=1", b"end\n")
+        assert r.status == 200 and r.json()["bytes"] == 4, r
+
+
 def test_stdin_at_the_commands_pace(server, client, lease):
     url = f"/leases/{lease}/exec"
     eid = detach(client, lease, "sleep 1; head -c 20000000 | md5sum; touch read; sleep 0.5; wc -c")
