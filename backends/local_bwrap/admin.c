@@ -11,9 +11,9 @@ static uint64_t holds(struct gen *g)
     if (g == NULL) {
         return 0;
     }
-    (void)pthread_mutex_lock(&g->lock);
+    (void)pthread_mutex_lock(&g->base.lock);
     uint64_t n = g->hold != NULL ? sg_hold_count(g->hold) : !g->hold_gone;
-    (void)pthread_mutex_unlock(&g->lock);
+    (void)pthread_mutex_unlock(&g->base.lock);
     return n;
 }
 

@@ -246,7 +246,7 @@ static void limited(void *arg, struct sg_slot_built *b, const struct sg_error *e
         gen_unref(g);
         waiter_answer(w, NULL, err);
     } else {
-        waiter_answer(w, &g->sb, NULL);
+        waiter_answer(w, &g->base.sb, NULL);
     }
     if (cancelled) {
         waiter_free(w); /* the task that would have has run */
@@ -275,13 +275,13 @@ static void give(struct slot *s, struct waiter *w)
     service_uncheck(g);
     g->leased = true;
     gen_ref(g); /* the sandbox's, until sandbox_free() */
-    atomic_store(&g->sb.refs, 1);
+    atomic_store(&g->base.sb.refs, 1);
     slot_set_lease(s, w->lease_id);
     slot_set_state(s, SG_SLOT_LEASED);
     if (has_limits(&w->limits)) {
         limit(s, w);
     } else {
-        waiter_answer(w, &g->sb, NULL);
+        waiter_answer(w, &g->base.sb, NULL);
     }
 }
 

@@ -122,7 +122,7 @@ static void health_due(struct sg_timer *t)
         if (g == NULL || !g->ready || g->ending) {
             continue;
         }
-        (void)sg_agent_stat(g->agent, "/", &done, NULL);
+        (void)sg_agent_stat(g->base.agent, "/", &done, NULL);
         if (!g->leased && !g->ending) { /* a leased service is its lease's to judge: it may be busy */
             service_check(g);
         }
@@ -210,8 +210,8 @@ static const struct sg_driver_ops local_ops = {
     .terminate = sandbox_terminate,
     .sandbox_free = sandbox_free,
     .exec_start = sandbox_exec,
-    .files = &sandbox_files,
-    .dial = sandbox_dial,
+    .files = &sg_agent_sandbox_files,
+    .dial = sg_agent_sandbox_dial,
     .slots = &pool_slot_ops,
     .metadata = sandbox_metadata,
     .health = health,

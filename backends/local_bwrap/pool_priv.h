@@ -10,10 +10,9 @@
 #ifndef SG_POOL_PRIV_H
 #define SG_POOL_PRIV_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 
-#include "backends/agent/client.h"
+#include "backends/agent/sandbox.h"
 #include "backends/local_bwrap/local_bwrap.h"
 #include "backends/probe.h"
 #include "backends/spawner/cgroup.h"
@@ -61,20 +60,15 @@ struct service_log {
     uint64_t total;
 };
 
-enum gen_fate { GEN_ALIVE, GEN_RELEASED, GEN_LOST };
 
 /* One sandbox, from its build to the close of the last descriptor that came out of it. References: the slot,
  * the hold until it is gone, the sandbox while leased, calls under way. */
 struct gen {
-    struct sg_sandbox sb;
+    struct sg_agent_sandbox base; /* first; its lock guards agent_why and hold, too */
     atomic_int refs;
     struct local *l;   /* one reference */
     struct slot *slot; /* reactor only, until the driver ends */
 
-    pthread_mutex_t lock;   /* guards the next five */
-    struct sg_agent *agent; /* NULL: not there yet or ended */
-    enum gen_fate fate;
-    struct sg_error why;       /* of GEN_LOST */
     struct sg_error agent_why; /* what the agent's client said of its end */
     struct sg_hold *hold; /* of all descriptors of the sandbox; the first reference is ours, until it ends */
 
@@ -251,10 +245,7 @@ void sandbox_terminate(struct sg_sandbox *sb, const struct sg_done *done);
 void sandbox_free(struct sg_sandbox *sb);
 int sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink,
                  struct sg_exec **ret, struct sg_error *err);
-int sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
-                 struct sg_error *err);
 struct json_t *sandbox_metadata(struct sg_sandbox *sb);
-extern const struct sg_file_ops sandbox_files;
 /* A group for a command of the sandbox; tree->free(tree->arg) ends it. */
 int gen_group(struct gen *g, struct sg_agent_tree *tree, struct sg_error *err);
 

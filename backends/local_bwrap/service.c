@@ -134,7 +134,7 @@ static void out_close(struct service_out *o)
 static int dial(void *arg, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done, struct sg_error *err)
 {
     struct gen *g = arg;
-    return sg_agent_dial(g->agent, port, deadline_ms, done, err);
+    return sg_agent_dial(g->base.agent, port, deadline_ms, done, err);
 }
 
 static void probed(void *arg, const struct sg_error *err)
@@ -262,7 +262,7 @@ int service_start(struct gen *g, struct sg_error *err)
     const struct sg_exec_spec spec = {
         .argv = (const char *const *)argv, .env = &env, .timeout_ms = FOR_EVER_MS, .pipe_bytes = PIPE_BYTES};
     log_note(g, "the service starts");
-    int rc = sg_agent_exec_start(g->agent, &spec, &tree, &sink, &g->service.x, err);
+    int rc = sg_agent_exec_start(g->base.agent, &spec, &tree, &sink, &g->service.x, err);
     if (rc < 0) {
         tree.free(tree.arg);
     } else {

@@ -40,9 +40,8 @@ void gen_unref(struct gen *g)
     }
     struct local *l = g->l;
     sg_slot_built_finish(&g->built);
-    sg_error_clear(&g->why);
     sg_error_clear(&g->agent_why);
-    (void)pthread_mutex_destroy(&g->lock);
+    sg_agent_sandbox_finish(&g->base);
     free(g);
     local_unref(l);
 }
@@ -184,7 +183,7 @@ static void agent_ready(void *arg, const struct sg_agent_facts *facts)
     struct gen *g = arg;
     (void)facts;
     g->hello = true;
-    if (!g->ending && g->agent != NULL) {
+    if (!g->ending && g->base.agent != NULL) {
         gen_up(g);
     }
 }
@@ -194,16 +193,16 @@ static void lease_lost(struct gen *g, const struct sg_error *cause)
     struct sg_error why = {0};
     sg_error_set(&why, SG_SANDBOX_LOST, "%s", cause->message);
     sg_error_reason(&why, cause->reason[0] != '\0' ? cause->reason : "agent_died");
-    (void)pthread_mutex_lock(&g->lock);
-    g->fate = GEN_LOST;
-    sg_error_copy(&g->why, &why);
-    (void)pthread_mutex_unlock(&g->lock);
+    (void)pthread_mutex_lock(&g->base.lock);
+    g->base.lost = true;
+    sg_error_copy(&g->base.why, &why);
+    (void)pthread_mutex_unlock(&g->base.lock);
     slot_set_state(g->slot, SG_SLOT_LOST);
     slot_event(g->slot, SG_SLOT_TAKEN, &why);
     gen_ref(g);
     gen_end(g);
-    if (g->sb.lost != NULL) {
-        g->sb.lost(g->sb.lost_arg, &g->sb, &why);
+    if (g->base.sb.lost != NULL) {
+        g->base.sb.lost(g->base.sb.lost_arg, &g->base.sb, &why);
     }
     gen_unref(g);
     sg_error_clear(&why);
@@ -236,9 +235,9 @@ static void agent_lost_run(struct sg_task *t)
 {
     struct gen *g = GEN_OF(t, died_task);
     struct sg_error why = {0};
-    (void)pthread_mutex_lock(&g->lock);
+    (void)pthread_mutex_lock(&g->base.lock);
     sg_error_copy(&why, &g->agent_why);
-    (void)pthread_mutex_unlock(&g->lock);
+    (void)pthread_mutex_unlock(&g->base.lock);
     gen_died(g, &why);
     sg_error_clear(&why);
     gen_unref(g);
@@ -248,9 +247,9 @@ static void agent_lost_run(struct sg_task *t)
 static void agent_lost(void *arg, const struct sg_error *why)
 {
     struct gen *g = arg;
-    (void)pthread_mutex_lock(&g->lock);
+    (void)pthread_mutex_lock(&g->base.lock);
     sg_error_copy(&g->agent_why, why);
-    (void)pthread_mutex_unlock(&g->lock);
+    (void)pthread_mutex_unlock(&g->base.lock);
     gen_post(gen_ref(g), &g->died_task);
 }
 
@@ -341,9 +340,7 @@ static int gen_open(struct gen *g, struct sg_slot_built *b, struct sg_error *err
     if (sg_agent_new(agent_fd, &o, &agent, err) < 0) {
         return -1;
     }
-    (void)pthread_mutex_lock(&g->lock);
-    g->agent = agent;
-    (void)pthread_mutex_unlock(&g->lock);
+    sg_agent_sandbox_set(&g->base, agent);
     if (g->hello) {
         gen_up(g);
     }
@@ -376,8 +373,7 @@ static struct gen *gen_new(struct slot *s)
     g->l = local_ref(l);
     g->slot = s;
     atomic_init(&g->refs, 1);
-    (void)pthread_mutex_init(&g->lock, NULL);
-    g->sb.driver = &l->base;
+    sg_agent_sandbox_init(&g->base, &l->base);
     g->built = (struct sg_slot_built){
         .agent_fd = -1, .pidfd = -1, .cgroup_fd = -1, .limit_fds = {-1, -1, -1}, .oom_fd = -1};
     g->mounts = -1;
@@ -385,7 +381,7 @@ static struct gen *gen_new(struct slot *s)
     g->mourn.fire = mourn_over;
     g->hold_gone_task.run = hold_gone_run;
     g->hold = sg_hold_new(hold_gone, gen_ref(g));
-    (void)snprintf(g->sb.id, sizeof g->sb.id, "%.40s.%llu", s->name, (unsigned long long)s->generation + 1);
+    (void)snprintf(g->base.sb.id, sizeof g->base.sb.id, "%.40s.%llu", s->name, (unsigned long long)s->generation + 1);
     return g;
 }
 
@@ -502,11 +498,10 @@ static void gen_end(struct gen *g)
     sg_timer_cancel(l->parts.reactor, &g->mourn);
     slot_set_born(g->slot, 0);
     service_end(g);
-    (void)pthread_mutex_lock(&g->lock);
-    struct sg_agent *agent = sg_steal(&g->agent);
+    struct sg_agent *agent = sg_agent_sandbox_take(&g->base, NULL);
+    (void)pthread_mutex_lock(&g->base.lock);
     struct sg_hold *hold = sg_steal(&g->hold);
-    g->fate = g->fate == GEN_ALIVE ? GEN_RELEASED : g->fate;
-    (void)pthread_mutex_unlock(&g->lock);
+    (void)pthread_mutex_unlock(&g->base.lock);
     if (agent != NULL) {
         sg_agent_close(agent);
         sg_agent_unref(agent);
