@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from gateway import Nginx
 from harness import SLOW, Server, wait_until
 from test_stream import NDJSON, SSE, Stream
 
@@ -132,6 +133,20 @@ def test_many_followers_and_one_that_stands_still(client, server):
         assert words(check(s.all())) == ["creating", "ready", *["extended"] * 20, "releasing", "terminated"]
         s.close()
     stuck.close()
+
+
+@pytest.mark.parametrize("accept", [NDJSON, SSE])
+def test_through_a_gateway(client, server, accept):
+    """nginx with its defaults: each step comes when it happens, and the end is an end."""
+    with Nginx(server.port) as gateway:
+        id = client.lease(timeout_sec=100)
+        with events(gateway, id, follow=True, accept=accept) as s:
+            it = s.events()
+            assert [next(it)["type"], next(it)["type"]] == ["creating", "ready"]
+            client.post(f"/leases/{id}/extend", {"timeout_sec": 500})
+            assert next(it)["type"] == "extended"
+            client.terminate(id)
+            assert words(it) == ["releasing", "terminated"] and s.complete
 
 
 # ---- what is kept ----

@@ -145,6 +145,71 @@ static void look_around(unsigned *seed, struct sg_entry *e)
     sg_store_stats(store, &ss);
 }
 
+/* Follows a lease for as long as it lives, or not so long. */
+struct listener {
+    struct sg_follower f;
+    _Atomic int refs;
+    uint64_t last;
+    _Atomic bool over;
+    _Atomic int wakes;
+};
+
+static struct listener *listener_of(struct sg_follower *f)
+{
+    return sg_container_of(f, struct listener, f);
+}
+
+static void heard(struct sg_follower *f, const struct sg_lease_event *ev, const struct sg_lease *l)
+{
+    struct listener *g = listener_of(f);
+    CHECK(!g->over && ev->seq == g->last + 1);
+    char *text = sg_lease_event_text(ev, l);
+    CHECK(text != NULL);
+    free(text);
+    g->last = ev->seq;
+}
+
+static void heard_all(struct sg_follower *f)
+{
+    CHECK(!listener_of(f)->over);
+    listener_of(f)->over = true;
+}
+
+static void wake(struct sg_follower *f)
+{
+    listener_of(f)->wakes++;
+}
+
+static void listener_ref(struct sg_follower *f)
+{
+    listener_of(f)->refs++;
+}
+
+static void listener_unref(struct sg_follower *f)
+{
+    if (--listener_of(f)->refs == 0) {
+        free(listener_of(f));
+    }
+}
+
+static struct listener *follow(struct sg_entry *e)
+{
+    struct listener *g = sg_xcalloc(1, sizeof *g);
+    g->f = (struct sg_follower){
+        .event = heard, .over = heard_all, .wake = wake, .ref = listener_ref, .unref = listener_unref};
+    g->refs = 1;
+    CHECK(sg_entry_follow(e, 0, &g->f, NULL) == 0);
+    return g;
+}
+
+/* ended: so did the lease, and that was told before. */
+static void stop_following(struct sg_entry *e, struct listener *g, bool ended)
+{
+    CHECK(!ended || g->over);
+    sg_entry_unfollow(e, &g->f);
+    listener_unref(&g->f);
+}
+
 static void use(unsigned *seed, struct sg_entry *e)
 {
     struct sg_error err = {0};
@@ -194,11 +259,16 @@ static void *run(void *arg)
         }
         sg_stored_answer_finish(&a);
         if (e != NULL) {
+            struct listener *g = rand_r(&seed) % 2 == 0 ? follow(e) : NULL;
             look_around(&seed, e);
             use(&seed, e);
-            if (rand_r(&seed) % 2 == 0) {
+            bool end = rand_r(&seed) % 2 == 0;
+            if (end) {
                 sg_registry_end(reg, e, rand_r(&seed) % 8 == 0 ? SG_END_LOST : SG_END_DELETED, NULL);
                 settle(e, SG_WAIT_ENDED);
+            }
+            if (g != NULL) {
+                stop_following(e, g, end);
             }
         }
         sg_entry_unref(e);
