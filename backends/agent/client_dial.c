@@ -113,7 +113,8 @@ static int answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const
 {
     struct dial *d = sg_container_of(c, struct dial, call);
     struct sg_error e = {0};
-    if (m != NULL && (m->u.done.error == EAFNOSUPPORT || m->u.done.error == EPROTONOSUPPORT)) {
+    if (m != NULL && (m->u.done.error == EAFNOSUPPORT || m->u.done.error == EPROTONOSUPPORT ||
+                      m->u.done.error == ECONNREFUSED)) {
         next_address(d);
         return 0;
     }
@@ -142,7 +143,7 @@ static int answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const
 
 static int ask(struct dial *d, struct sg_error *err)
 {
-    struct sg_agent_msg m = {.type = SG_AGENT_SOCKET, .u.socket.family = (uint32_t)d->family};
+    struct sg_agent_msg m = {.type = SG_AGENT_SOCKET, .u.socket = {(uint32_t)d->family, d->port}};
     d->call = (struct sg_call){.answer = answer, .wants_fd = true};
     return sg_agent_call(d->agent, &d->call, &m, NULL, err);
 }

@@ -95,10 +95,13 @@ pid_t child_start(struct child *c);
 struct process;
 struct kin {
     int proc; /* directory /proc */
+    pid_t top; /* whose descendants; 0: this process's */
     struct process *all;
 };
 /* 0, or -1 with errno. Its table is one per process. */
 int kin_open(struct kin *k);
+/* Calls fn for one after the other until it is true. */
+bool kin_each(struct kin *k, bool (*fn)(void *arg, pid_t pid), void *arg);
 /* Sends signo to every descendant of this process; SIGSTOP only to those that run. Not to the n processes in spare, nor to what descends
  * from them. True when there was anybody to send it to. */
 bool kin_signal(struct kin *k, int signo, const pid_t *spare, size_t n);
@@ -114,6 +117,11 @@ bool kin_reap(void (*reaped)(void *arg, pid_t pid, int status), void *arg);
 /* Kills all descendants and reaps them: returns when there are none, or when they would not die in patience_ms. signals: a signalfd of
  * SIGCHLD. */
 void kin_kill_all(struct kin *k, int signals, int patience_ms, void (*reaped)(void *arg, pid_t pid, int status), void *arg);
+
+/* ---- listen.c ---- */
+
+/* Do all who would take a connection to that port of the loopback address descend from process top? No when there is nobody. */
+bool listen_is_ours(int family, uint16_t port, pid_t top);
 
 /* ---- keeper.c ---- */
 

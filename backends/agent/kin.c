@@ -136,7 +136,7 @@ static bool mark(struct kin *k, size_t n, struct process *p, pid_t self)
 static bool look(struct kin *k, const pid_t *spare, size_t n_spare, size_t *n)
 {
     bool whole = true;
-    pid_t self = getpid();
+    pid_t self = k->top != 0 ? k->top : getpid();
     *n = scan(k);
     qsort(k->all, *n, sizeof *k->all, by_pid);
     for (size_t i = 0; i < n_spare; i++) {
@@ -154,8 +154,19 @@ int kin_open(struct kin *k)
 {
     static struct process all[SCAN_MAX];
     k->all = all;
+    k->top = 0;
     k->proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return k->proc < 0 ? -1 : 0;
+}
+
+bool kin_each(struct kin *k, bool (*fn)(void *arg, pid_t pid), void *arg)
+{
+    size_t n = 0;
+    (void)look(k, NULL, 0, &n);
+    for (size_t p = 0; p < n; p++)
+        if (k->all[p].side == OURS && fn(arg, k->all[p].pid))
+            return true;
+    return false;
 }
 
 bool kin_ask_git(struct kin *k, const pid_t *spare, size_t n_spare)

@@ -325,6 +325,18 @@ static void reap(struct agent *a)
 
 /* ---- requests ---- */
 
+static void open_socket(struct agent *a, const struct sg_agent_msg *m);
+
+/* Outside of a namespace the port may be anybody's. In a worker, since that is a long look around. */
+static void open_own_socket(struct agent *a, const struct sg_agent_msg *m, int fd)
+{
+    (void)fd;
+    if (listen_is_ours((int)m->u.socket.family, (uint16_t)m->u.socket.port, getppid()))
+        open_socket(a, m);
+    else
+        out_done(a, m->id, ECONNREFUSED);
+}
+
 static void open_socket(struct agent *a, const struct sg_agent_msg *m)
 {
     int family = (int)m->u.socket.family;
@@ -398,7 +410,10 @@ static void dispatch(struct agent *a, const struct sg_agent_msg *m, struct passe
         kill_command(a, m);
         break;
     case SG_AGENT_SOCKET:
-        open_socket(a, m);
+        if (a->isolation == SG_AGENT_HOST)
+            worker_run(a, m, -1, open_own_socket);
+        else
+            open_socket(a, m);
         break;
     default:
         file_request(a, m, p);

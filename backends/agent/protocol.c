@@ -376,6 +376,7 @@ static void put_payload(struct writer *w, const struct sg_agent_msg *m)
         break;
     case SG_AGENT_SOCKET:
         put_u32(w, m->u.socket.family);
+        put_u32(w, m->u.socket.port);
         break;
     case SG_AGENT_DONE:
         put_u32(w, m->u.done.error);
@@ -460,6 +461,7 @@ static void take_payload(struct reader *r, struct sg_agent_msg *m)
         break;
     case SG_AGENT_SOCKET:
         m->u.socket.family = take_u32(r);
+        m->u.socket.port = take_u32(r);
         break;
     case SG_AGENT_DONE:
         m->u.done.error = take_u32(r);

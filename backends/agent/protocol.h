@@ -60,7 +60,9 @@
  *   MERGE         string from, string to, both directories (to may be missing): everything in from moves into to, directories
  *                 that both have are merged, other names are replaced; from is gone. EISDIR, ENOTDIR: a directory would
  *                 meet something else, nothing was moved. Answer DONE; text: the name below from that it failed for.
- *   SOCKET        u32 family. Answer DONE with an unconnected, non-blocking TCP socket of the sandbox's network.
+ *   SOCKET        u32 family, u32 port. Answer DONE with an unconnected, non-blocking TCP socket of the sandbox's network, for a
+ *                 connection to that port of the loopback address. Outside of a namespace ECONNREFUSED, unless all who listen there
+ *                 descend from the agent.
  *   DONE          u32 error (0, an errno, or SG_AGENT_ENOTREG), u32 flags (DONE_...), u64 size, stat (u32 type of
  *                 S_IFMT, u32 mode, u32 uid, u32 0, u64 size, i64 mtime_ns, i64 ctime_ns, u64 ino, u64 dev), string text
  *
@@ -244,7 +246,7 @@ struct sg_agent_msg {
                                 * LIST: after, or "" */
         } file;                /* OPEN COMMIT STAT LIST MKDIR RENAME REMOVE LINK ATTRIBUTES MERGE */
         struct {
-            uint32_t family;
+            uint32_t family, port;
         } socket;
         struct {
             uint32_t error, flags;

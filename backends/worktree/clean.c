@@ -2,6 +2,7 @@
  * the repository, and the record, last. Every step may have been done already. */
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "backends/worktree/worktree_priv.h"
@@ -58,8 +59,12 @@ static void files_removed(void *arg, const struct sg_error *err SG_UNUSED)
 }
 
 /* By an agent first, with the rights of those who wrote them, and beside the server's threads. */
-static void remove_files(struct wt *w)
+static void remove_files(struct sg_work *work)
 {
+    struct wt *w = WT_OF(work, work);
+    sg_cleanup(sg_close_p) int home = open(w->rec.home, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (home >= 0)
+        (void)fchmod(home, 0700);
     struct sg_agent *a = sg_git_agent(sg_repos_git(w->d->repos), NULL);
     if (a == NULL || sg_agent_remove(a, w->rec.home, true, NULL, &(struct sg_done){files_removed, w}, NULL) < 0)
         files_removed(w, NULL);
@@ -73,7 +78,7 @@ static void archived(struct wt *w, const struct sg_error *err)
         return;
     }
     w->keep = false; /* once is enough, should what follows be tried again */
-    remove_files(w);
+    next_on_worker(w, remove_files);
 }
 
 void wt_clean(struct wt *w)
@@ -82,5 +87,5 @@ void wt_clean(struct wt *w)
     if (w->keep)
         wt_archive(w, archived);
     else
-        remove_files(w);
+        next_on_worker(w, remove_files);
 }

@@ -22,6 +22,8 @@ static void tree_added(void *arg, const struct sg_error *err)
     struct sg_error own = {0};
     if (err != NULL)
         sg_error_copy(&own, err);
+    else if (fchmod(w->dir_fd, 0500) < 0) /* beside its places nothing can be made: no command would see it there */
+        sg_error_sys(&own, SG_UNAVAILABLE, errno, "%s", w->rec.home);
     if (own.code != SG_OK || wt_check_wanted(w, &own) < 0) {
         fail(w, &own);
         return;

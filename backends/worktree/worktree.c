@@ -555,6 +555,7 @@ static const struct sg_driver_ops ops = {
     .sandbox_free = sandbox_free,
     .exec_start = exec_start,
     .files = &sg_agent_sandbox_files,
+    .dial = sg_agent_sandbox_dial,
     .metadata = metadata,
     .health = health,
     .free = driver_free,

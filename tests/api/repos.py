@@ -12,9 +12,9 @@ ENV = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GIT_CONFIG_GLOBAL": 
 
 
 class Repo:
-    """A repository with branches main and feature, a tag v1, and a directory for worktrees beside it."""
+    """A repository with branches main and feature/x and a tag v1 (or with nothing but a first commit), and a directory for worktrees beside it."""
 
-    def __init__(self, user=None):
+    def __init__(self, user=None, empty=False):
         self.user = (user or users()) if os.geteuid() == 0 else None  # of commands, on a server that runs as root
         self.dir = tempfile.mkdtemp(prefix="sandgate-repo-")
         os.chmod(self.dir, 0o755)
@@ -24,6 +24,9 @@ class Repo:
         if self.user:
             os.chown(self.path, self.user, self.user)
             os.mkdir(self.trees, 0o711)
+        if empty:
+            self.sh("git init -q -b main . && git commit -q --allow-empty -m first")
+            return
         self.sh("git init -q -b main . && echo one > a.txt && mkdir -p d && echo two > d/b.txt && ln -s a.txt link && printf '#!/bin/sh\\necho ran\\n' > run.sh && "
                 "chmod +x run.sh && echo '*.o' > .gitignore && git add . && git commit -qm first && git tag v1 && git checkout -qb feature/x && echo three > c.txt && "
                 "git add . && git commit -qm second && git checkout -q main")

@@ -3,6 +3,7 @@ import concurrent.futures
 import json
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import uuid
@@ -365,6 +366,10 @@ def test_paths_cannot_leave_the_worktree(client, lease):
         r = client.write(lease, path, b"x")
         assert r.status in (200, 201, 403, 404), (path, r)
         assert not os.path.exists(f"/etc/{mark}")
+    # Beside its places nothing can be made, which no command would find.
+    for path in ("/usr/bin/x", "/x", "/etc/passwd", "/home/x/y"):
+        r = client.write(lease, path, b"x")
+        assert r.status == (201 if path.startswith("/home") else 403), (path, r)
     client.write(lease, "w", b"inside")
     assert not os.path.exists("/var/newfile")
     for cwd in ("/etc", "d", "up", "../../..", "/proc/self/cwd"):
@@ -397,6 +402,79 @@ def test_a_race_of_links_leads_nowhere_else(client, lease):
     seen = {client.read(lease, "here/passwd").body for _ in range(300)}
     assert all(b == b"inside\n" or b.startswith(b"{") for b in seen), seen
     client.delete(f"/leases/{lease}/exec/race")
+
+
+# ---- services ----
+
+SERVE = """
+import http.server, socket, sys
+class H(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *a): pass
+    def do_GET(self):
+        out = sys.argv[3].encode()
+        self.send_response(200); self.send_header("Content-Length", str(len(out))); self.end_headers(); self.wfile.write(out)
+class S(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6 if ":" in sys.argv[2] else socket.AF_INET
+    def server_bind(self):
+        if len(sys.argv) > 4: self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        super().server_bind()
+s = S((sys.argv[2], int(sys.argv[1])), H)
+open("up", "w").close()
+s.serve_forever()
+"""
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
+
+
+def serve(client, lease, port, word, address="127.0.0.1", *more):
+    client.write(lease, "serve.py", SERVE.encode())
+    r = client.exec(lease, f"rm -f up; (setsid python3 serve.py {port} {address} {word} {' '.join(more)} >log 2>&1 &); for i in $(seq 500); do test -e up && exit 0; sleep 0.02; done; cat log; exit 1")
+    assert r["returncode"] == 0, r
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_endpoints_lead_to_services_of_the_lease(client, lease, address):
+    port = free_port()
+    assert client.get(f"/leases/{lease}/proxy/{port}/").status == 503
+    serve(client, lease, port, "mine", address)
+    r = client.get(f"/leases/{lease}/proxy/{port}/")
+    assert r.status == 200 and r.body == b"mine", r
+    e = client.get(f"/leases/{lease}/endpoints/{port}").json()
+    assert e["url"].endswith(f"/leases/{lease}/proxy/{port}/")
+    # Whatever else listens on the host is nobody's endpoint: not for another lease, and not what another lease listens on.
+    other = client.lease()
+    r = client.get(f"/leases/{other}/proxy/{port}/")
+    assert r.status == 503 and r.code == "endpoint_not_listening", r
+    client.terminate(other)
+
+
+def test_ports_of_the_host_are_no_endpoints(server, client, lease):
+    with socket.create_server(("127.0.0.1", 0)) as mine, socket.create_server(("0.0.0.0", 0)) as any:
+        for port in (server.port, mine.getsockname()[1], any.getsockname()[1]):
+            r = client.get(f"/leases/{lease}/proxy/{port}/healthz")
+            assert r.status == 503 and r.code == "endpoint_not_listening", r
+
+
+def test_a_port_that_two_leases_share_is_neither_ones(client, lease):
+    other, port = client.lease(), free_port()
+    serve(client, lease, port, "first", "127.0.0.1", "reuse")
+    assert client.get(f"/leases/{lease}/proxy/{port}/").body == b"first"
+    serve(client, other, port, "second", "127.0.0.1", "reuse")
+    for id in (lease, other):
+        for _ in range(5):
+            r = client.get(f"/leases/{id}/proxy/{port}/", headers={"Connection": "close"})
+            assert r.body == (b"first" if id == lease else b"second") or r.code == "endpoint_not_listening", r
+    assert client.get(f"/leases/{other}/proxy/{port}/").code == "endpoint_not_listening"
+    client.terminate(other)
+
+
+def test_a_blackbox_lease_waits_for_its_service(client):
+    """Here nothing brings one along, so it is the manifest's files that a command must start: there is none, and the lease says so."""
+    r = client.post("/leases", {"services": [{"name": "blackbox", "port": free_port()}], "acquire_timeout": 1})
+    assert r.status == 503 and r.json()["reason"] == "service_not_ready", r
 
 
 # ---- hostile repositories ----
