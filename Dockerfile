@@ -1,7 +1,7 @@
 # Two stages: build and unit-free compile on Debian 13, then a slim runtime with bubblewrap.
 FROM debian:trixie-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends build-essential cmake ninja-build pkg-config \
-      libmicrohttpd-dev libjansson-dev libssl-dev libsqlite3-dev libseccomp-dev libyaml-dev libarchive-dev libwslay-dev uthash-dev && \
+      libmicrohttpd-dev libjansson-dev libssl-dev libsqlite3-dev libseccomp-dev libyaml-dev libarchive-dev libwslay-dev uthash-dev libcurl4-openssl-dev && \
     rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
@@ -9,7 +9,7 @@ RUN cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DSG_TESTS=OFF && cm
 
 FROM debian:trixie-slim
 RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap ca-certificates git tini \
-      libmicrohttpd12t64 libjansson4 libssl3t64 libsqlite3-0 libseccomp2 libyaml-0-2 libarchive13t64 libwslay1 && \
+      libmicrohttpd12t64 libjansson4 libssl3t64 libsqlite3-0 libseccomp2 libyaml-0-2 libarchive13t64 libwslay1 libcurl4t64 && \
     rm -rf /var/lib/apt/lists/* && useradd --system --home-dir /var/lib/sandgate --create-home sandgate
 COPY --from=build /src/build/sandgate /src/build/sandgate-agent /usr/local/bin/
 USER sandgate

@@ -8,6 +8,7 @@ pkg_check_modules(SECCOMP REQUIRED IMPORTED_TARGET libseccomp)
 pkg_check_modules(ARCHIVE REQUIRED IMPORTED_TARGET libarchive)
 find_library(WSLAY wslay REQUIRED) # Debian has no .pc file of it
 find_path(WSLAY_INCLUDE wslay/wslay.h REQUIRED)
+pkg_check_modules(CURL REQUIRED IMPORTED_TARGET libcurl>=7.85)
 pkg_check_modules(YAML REQUIRED IMPORTED_TARGET yaml-0.1)
 if(SG_TESTS)
   pkg_check_modules(CRITERION REQUIRED IMPORTED_TARGET criterion)

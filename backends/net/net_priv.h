@@ -1,0 +1,112 @@
+/* What the parts of the net share; nobody else includes it. */
+#ifndef SG_NET_PRIV_H
+#define SG_NET_PRIV_H
+
+#include "backends/net/http.h"
+
+#include "base/buf.h"
+
+#include <curl/curl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct sg_net {
+    pthread_t thread;
+    CURLM *multi;
+    pthread_mutex_t lock; /* guards the next block and what says so below */
+    pthread_cond_t idle;  /* the last call of a client has ended */
+    bool stop;
+    struct sg_net_call *poked; /* calls the thread is to look at, in order; a reference each */
+    struct sg_net_client *clients;
+    unsigned objects; /* calls that exist, of ended ones too */
+};
+
+struct sg_net_client {
+    struct sg_net *net;
+    char *url;    /* of the base, without a '/' at its end */
+    char *socket; /* path of the unix socket, or NULL */
+    char *shown;  /* in messages */
+    char *ca_file, *cert_file, *key_file;
+    bool http2;
+    unsigned max_concurrent, max_waiting;
+    int64_t connect_ms;
+
+    /* under the net's lock */
+    bool closing;
+    struct sg_net_call *alive; /* whose done has not returned */
+    struct sg_net_counts counts;
+    struct sg_net_client *prev, *next;
+
+    /* net thread */
+    struct sg_net_call *queue; /* that wait for their turn, in order */
+};
+
+struct sg_net_response {
+    int status;
+    struct sg_buf head; /* name NUL value NUL ... */
+    struct sg_buf body;
+};
+
+enum sg_call_state { SG_CALL_NEW, SG_CALL_WAITING, SG_CALL_RUNNING, SG_CALL_ENDED };
+enum sg_call_stop { SG_CALL_GO, SG_CALL_CANCELLED, SG_CALL_CLOSED };
+
+struct sg_net_call {
+    atomic_int refs; /* until it has ended; while poked; one per waker; the hook's */
+    struct sg_net *net;
+    struct sg_net_client *client; /* not after the end */
+    struct sg_cancel *cancel;
+    struct sg_cancel_hook hook;
+    _Atomic enum sg_call_stop stop;
+
+    /* under the net's lock */
+    bool poked, starting;
+    struct sg_net_call *poked_prev, *poked_next;
+    struct sg_net_call *alive_prev, *alive_next;
+
+    /* fixed */
+    char *method, *path;
+    struct curl_slist *headers;
+    char *body;
+    size_t body_len;
+    struct sg_pipe *body_pipe, *response_pipe;
+    int64_t body_size;
+    bool repeatable;
+    int64_t deadline_ms, stall_ms;
+    size_t response_max;
+    void (*head)(void *arg, const struct sg_net_response *r);
+    void (*done)(void *arg, const struct sg_net_response *r, const struct sg_error *err);
+    void *arg;
+
+    enum sg_call_state state; /* set by the net thread, with the lock */
+
+    /* net thread */
+    CURL *easy;
+    char text[CURL_ERROR_SIZE]; /* what curl says of a failure */
+    struct sg_net_response response;
+    bool headed;  /* the final head is complete */
+    bool streams; /* the body goes to response_pipe */
+    bool paused;
+    size_t skip; /* bytes that were taken of what curl will bring once more */
+    int64_t body_sent;
+    uint64_t bytes_in;
+    struct sg_error why; /* set by a callback that ends the transfer */
+    struct sg_net_call *queue_prev, *queue_next;
+};
+
+/* ---- net.c ---- */
+
+struct sg_net_call *sg_call_ref(struct sg_net_call *c);
+void sg_call_unref(struct sg_net_call *c);
+/* Any thread: the net thread looks at c soon. */
+void sg_call_poke(struct sg_net_call *c);
+
+/* ---- call.c: one call as curl sees it; net thread but for sg_call_new() ---- */
+
+int sg_call_new(struct sg_net_client *client, const struct sg_net_request *q, struct sg_net_call **ret, struct sg_error *err);
+void sg_call_free(struct sg_net_call *c);
+/* Makes the handle; not added to a multi yet. */
+int sg_call_prepare(struct sg_net_call *c, struct sg_error *err);
+/* What a transfer that ended with rc means: 0, or -1 with err. */
+int sg_call_verdict(struct sg_net_call *c, CURLcode rc, struct sg_error *err);
+
+#endif
