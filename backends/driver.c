@@ -28,6 +28,11 @@ int sg_driver_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, st
     return d->ops->create(d, spec, cancel, done, err);
 }
 
+int sg_driver_adopt(struct sg_driver *d, const struct sg_adopt *a, const struct sg_sandbox_done *done, struct sg_error *err)
+{
+    return d->ops->adopt != NULL ? d->ops->adopt(d, a, done, err) : unsupported(d, "sandboxes of a server before this one", err);
+}
+
 int sg_driver_health(struct sg_driver *d, struct sg_error *err)
 {
     return d->ops->health != NULL ? d->ops->health(d, err) : 0;
@@ -67,6 +72,15 @@ void sg_sandbox_on_lost(struct sg_sandbox *sb,
 void sg_sandbox_terminate(struct sg_sandbox *sb, const struct sg_done *done)
 {
     sb->driver->ops->terminate(sb, done);
+}
+
+int sg_sandbox_extend(struct sg_sandbox *sb, int64_t left_ms, const struct sg_done *done, struct sg_error *err)
+{
+    if (sb->driver->ops->extend != NULL) {
+        return sb->driver->ops->extend(sb, left_ms, done, err);
+    }
+    done->fn(done->arg, NULL);
+    return 0;
 }
 
 int sg_sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink,

@@ -247,6 +247,16 @@ struct sg_slot_ops {
                struct sg_error *err);
 };
 
+/* ---- sandboxes that outlive the server ---- */
+
+/* What a server before this one has written down of a lease. Borrowed for the call. */
+struct sg_adopt {
+    const char *lease_id;
+    const char *sandbox_id; /* "": the server ended before it knew */
+    const char *root;       /* as in the spec of the create */
+    int64_t left_ms;        /* until the lease expires; <= 0: it has, or was never ready */
+};
+
 /* ---- the driver ---- */
 
 struct sg_driver_ops {
@@ -257,7 +267,14 @@ struct sg_driver_ops {
                   const struct sg_sandbox_done *done, struct sg_error *err);
     /* MAY. Checks a spec without touching anything (mode mismatch, unknown pool, limits above the ceiling). */
     int (*check)(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err);
-    /* MUST. done(NULL) once nothing of the sandbox runs any more. Idempotent; a lost sandbox succeeds. */
+    /* MUST for facts.outlives_server. Finds the sandbox that a server before this one had for a lease; it may be had more than once.
+     * SG_SANDBOX_LOST: there is none. It does not fail because the provider cannot be asked: it goes on asking, until it can or the
+     * driver ends (SG_SHUTTING_DOWN). */
+    int (*adopt)(struct sg_driver *d, const struct sg_adopt *a, const struct sg_sandbox_done *done, struct sg_error *err);
+    /* MAY: where the provider ends sandboxes by itself. It does so at least left_ms from now, or later where it was to end later. */
+    int (*extend)(struct sg_sandbox *sb, int64_t left_ms, const struct sg_done *done, struct sg_error *err);
+    /* MUST. done(NULL) once nothing of the sandbox runs any more. Idempotent; a lost sandbox succeeds. SG_SHUTTING_DOWN (only
+     * facts.outlives_server): the driver ended before the provider had confirmed it; the next server asks again. */
     void (*terminate)(struct sg_sandbox *sb, const struct sg_done *done);
     /* MUST. Last reference gone; the sandbox has been terminated or lost. */
     void (*sandbox_free)(struct sg_sandbox *sb);
@@ -292,6 +309,7 @@ struct sg_driver {
 int sg_driver_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err);
 int sg_driver_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
                      const struct sg_sandbox_done *done, struct sg_error *err);
+int sg_driver_adopt(struct sg_driver *d, const struct sg_adopt *a, const struct sg_sandbox_done *done, struct sg_error *err);
 int sg_driver_health(struct sg_driver *d, struct sg_error *err);
 struct sg_driver *sg_driver_free(struct sg_driver *d);
 
@@ -299,6 +317,8 @@ struct sg_sandbox *sg_sandbox_ref(struct sg_sandbox *sb);
 struct sg_sandbox *sg_sandbox_unref(struct sg_sandbox *sb);
 void sg_sandbox_on_lost(struct sg_sandbox *sb, void (*lost)(void *, struct sg_sandbox *, const struct sg_error *), void *arg);
 void sg_sandbox_terminate(struct sg_sandbox *sb, const struct sg_done *done);
+/* Where there is nothing to extend, done comes at once. */
+int sg_sandbox_extend(struct sg_sandbox *sb, int64_t left_ms, const struct sg_done *done, struct sg_error *err);
 int sg_sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink,
                     struct sg_exec **ret, struct sg_error *err);
 /* The files sub-interface, or NULL with SG_NOT_SUPPORTED. */

@@ -337,8 +337,7 @@ static int build_service(struct app *a, struct sg_error *err)
 
     if (sg_service_new(&sc, &parts, &a->service, err) < 0)
         return -1;
-    struct sg_recover how = {0};
-    if (sg_registry_recover(sg_service_leases(a->service), &how, &lost, err) < 0)
+    if (sg_service_recover(a->service, &lost, err) < 0)
         return -1;
     if (lost > 0) {
         struct sg_log_line l;

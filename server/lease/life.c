@@ -328,6 +328,11 @@ static int use(struct sg_entry *e, bool exec, int64_t max_execs, struct sg_sandb
     if (sg_entry_expire_if_due(e, sg_now_ms(), a) || e->lease.state != SG_LEASE_READY) {
         return sg_entry_refuse(e, err);
     }
+    if (e->sandbox == NULL) { /* of a server before this one, and not found yet */
+        (void)sg_error_set(err, SG_UNAVAILABLE, "the sandbox of lease %s is being found again after a restart", e->lease.id);
+        (void)sg_error_reason(err, "recovering");
+        return sg_error_retry_after(err, 1);
+    }
     if (exec && max_execs > 0 && t->execs >= (size_t)max_execs) {
         (void)sg_error_set(err, SG_QUOTA_EXCEEDED, "%s runs %zu commands of at most %lld", t->name, t->execs,
                            (long long)max_execs);

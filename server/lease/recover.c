@@ -162,7 +162,7 @@ void sg_registry_adopted(struct sg_registry *r, struct sg_entry *e, struct sg_sa
             e->committed_expires_ms = e->expires_ms;
             e->idle_from_ms = sg_now_ms();
             sg_due_set(r, e);
-        } else if (e->lease.state == SG_LEASE_RELEASING) {
+        } else if (e->lease.state == SG_LEASE_RELEASING && !e->end_begun) { /* else on_end() has come already */
             struct sg_after_step *s = sg_after_add(&after, e);
             s->on_end = true;
             s->why = e->end;

@@ -156,7 +156,8 @@ size_t sg_registry_end_all(struct sg_registry *r, enum sg_end why);
 struct sg_sandbox *sg_entry_sandbox(struct sg_entry *e);
 
 /* Use of the sandbox: keeps it from idling, gives a reference on it (*ret may be NULL when not wanted). -1:
- * SG_LEASE_NOT_READY (creating), SG_LEASE_GONE (ended or ending, with reason), SG_SANDBOX_LOST. */
+ * SG_LEASE_NOT_READY (creating), SG_LEASE_GONE (ended or ending, with reason), SG_SANDBOX_LOST, SG_UNAVAILABLE (recovered, its sandbox
+ * not found yet). */
 int sg_entry_use_begin(struct sg_entry *e, struct sg_sandbox **ret, struct sg_error *err);
 /* counts: false for a request that failed: the idle time goes on from before it. */
 void sg_entry_use_end(struct sg_entry *e, bool counts);
@@ -219,7 +220,8 @@ struct sg_recover {
 int sg_registry_recover(struct sg_registry *r, const struct sg_recover *how, size_t *ret_lost,
                         struct sg_error *err);
 /* The sandbox of a recovered lease was found: ready again until its old expires_at, or, if it was being
- * released, on_end() comes. (One still being created goes through sg_registry_ready().) */
+ * released, on_end() comes. (One still being created goes through sg_registry_ready().) A lease that ends before that has no sandbox
+ * in its on_end(). */
 void sg_registry_adopted(struct sg_registry *r, struct sg_entry *e, struct sg_sandbox *sb);
 
 /* One page over all leases, memory and store, newest first. Nothing repeats or is skipped while leases come

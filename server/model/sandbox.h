@@ -69,6 +69,7 @@ struct sg_sandbox_spec {
     const char *repo_name;
     const char *repo_ref;
     const char *repo_commit; /* what the ref was when the lease was asked for; NULL: nobody has looked */
+    int64_t timeout_ms;         /* how long the lease is to live once it is ready */
     int64_t acquire_timeout_ms; /* -1: the pool's own; 0: at once or not at all */
 };
 

@@ -376,6 +376,7 @@ static struct sg_sandbox_spec sandbox_spec(const struct creation *c)
                                     .repo_name = c->repo ? c->repo : q->manifest.repo_name,
                                     .repo_ref = q->manifest.repo_ref,
                                     .repo_commit = c->repo ? c->commit : NULL,
+                                    .timeout_ms = c->terms->timeout_ms,
                                     .acquire_timeout_ms = q->acquire_timeout_given ? q->acquire_timeout_ms : -1};
 }
 
@@ -693,14 +694,4 @@ void sg_service_create(struct sg_service *s, const struct sg_create_args *a)
         if (sg_repos_resolve(s->parts.repos, c->repo, c->request.manifest.repo_ref, &done, &c->why) < 0)
             answer(c, NULL, &c->why);
     }
-}
-
-int sg_service_extend(struct sg_service *s, struct sg_entry *e, int64_t timeout_ms, const struct sg_store_done *done,
-                      struct sg_error *err)
-{
-    if (timeout_ms <= 0)
-        timeout_ms = s->cfg.lease_timeout_default_ms;
-    if (check_timeout("timeout_sec", timeout_ms, s->cfg.lease_timeout_max_ms, err) < 0)
-        return -1;
-    return sg_registry_extend(s->leases, e, timeout_ms, done, err);
 }

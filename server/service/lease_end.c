@@ -41,8 +41,10 @@ static void sandbox_gone(void *arg, const struct sg_error *err)
 {
     struct ending *g = arg;
 
-    sg_registry_ended(g->s->leases, g->entry, err);
-    log_end(g->s, g->entry, err);
+    if (!err || err->code != SG_SHUTTING_DOWN) { /* else the next server goes on from what is written down */
+        sg_registry_ended(g->s->leases, g->entry, err);
+        log_end(g->s, g->entry, err);
+    }
     sg_sandbox_unref(g->sb);
     sg_entry_unref(g->entry);
     free(g);
@@ -56,6 +58,28 @@ static void archived(void *arg)
     sg_sandbox_terminate(g->sb, &done);
 }
 
+static void found_again(void *arg, struct sg_sandbox *sb, const struct sg_error *err)
+{
+    struct ending *g = arg;
+
+    g->sb = sb;
+    if (sb)
+        archived(g);
+    else
+        sandbox_gone(g, err->code == SG_SANDBOX_LOST ? NULL : err);
+}
+
+/* One of a server before this one that has not been found yet. */
+static void find_and_end(struct ending *g)
+{
+    const struct sg_sandbox_done done = {.fn = found_again, .arg = g};
+    struct sg_error err = {0};
+
+    if (sg_service_find_sandbox(g->s, g->entry, &done, &err) < 0)
+        sandbox_gone(g, err.code == SG_NOT_SUPPORTED ? NULL : &err);
+    sg_error_clear(&err);
+}
+
 void sg_service_on_end(void *arg, struct sg_entry *e, enum sg_end why)
 {
     struct ending *g = sg_xcalloc(1, sizeof *g);
@@ -66,7 +90,7 @@ void sg_service_on_end(void *arg, struct sg_entry *e, enum sg_end why)
     if (g->sb)
         sg_archives_at_end(g->s->archives, e, g->sb, why == SG_END_SHUTDOWN ? ARCHIVE_SHUTDOWN_MS : ARCHIVE_MS, archived, g);
     else
-        sandbox_gone(g, NULL);
+        find_and_end(g);
 }
 
 /* ---- a sandbox that dies under its lease ---- */

@@ -60,6 +60,10 @@ void sg_service_drain(struct sg_service *s);
 /* Ends every lease; done when nothing of them runs any more or deadline_ms (sg_now_ms) has passed. Blocks: shutdown only. */
 void sg_service_end_all(struct sg_service *s, int64_t deadline_ms);
 
+/* Once, before requests: takes over what a server before this one has left behind. *ret_lost: leases whose sandboxes ended with it. Blocks
+ * until that is written down; sandboxes that outlived it are found in the background. */
+int sg_service_recover(struct sg_service *s, size_t *ret_lost, struct sg_error *err);
+
 struct sg_registry *sg_service_leases(struct sg_service *s);
 const struct sg_service_config *sg_service_config(const struct sg_service *s);
 const struct sg_service_parts *sg_service_parts(const struct sg_service *s);

@@ -22,6 +22,8 @@ struct sg_service {
 
 /* lease_end.c: what the registry calls when a lease ends, and what a sandbox calls when it dies. */
 void sg_service_on_end(void *arg, struct sg_entry *e, enum sg_end why);
+/* Asks the driver of a recovered lease for its sandbox. SG_NOT_SUPPORTED: there is no such driver, or its sandboxes end with the server. */
+int sg_service_find_sandbox(struct sg_service *s, struct sg_entry *e, const struct sg_sandbox_done *done, struct sg_error *err);
 void sg_service_watch_sandbox(struct sg_service *s, struct sg_entry *e, struct sg_sandbox *sb);
 
 #endif
