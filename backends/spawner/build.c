@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #define SPARE_PROCESSES 16 /* of the agent's own, where commands share its uid */
+#define TERMINALS_MAX "64"
 #define ARGS_MAX (4U * SG_VIEW_BINDS_MAX + 160U)
 
 _Noreturn static void die(const struct sg_build *b, const char *what)
@@ -43,6 +44,15 @@ static const struct {
     {"run", "/run", 0755},
     {"shm", "/dev/shm", 01777},
 };
+
+/* The machine has a few thousand for all its sandboxes together, so none may have them all. */
+static void mount_terminals(const struct sg_build *b)
+{
+    if (mount("terminals", b->view->terminals, "devpts", MS_NOSUID | MS_NOEXEC,
+              "newinstance,ptmxmode=0666,mode=0620,max=" TERMINALS_MAX) < 0) {
+        die(b, "cannot mount the sandbox's terminals");
+    }
+}
 
 static void mount_disk(const struct sg_build *b)
 {
@@ -221,7 +231,7 @@ static void add_files(struct args *a, const struct sg_build *b)
         add(a, "--ro-bind", b->root->binds[i].from, b->root->binds[i].to, NULL);
     }
     add_proc(a, b);
-    add(a, "--dev", "/dev", NULL);
+    add(a, "--dev", "/dev", "--dev-bind", b->view->terminals, "/dev/pts", NULL);
     for (size_t i = 0; i < SG_COUNT_OF(writable); i++) {
         sg_cleanup(sg_free_p) char *from = sg_xasprintf("%s/%s", b->view->slot, writable[i].name);
         add(a, "--bind", from, writable[i].inside, NULL);
@@ -259,6 +269,7 @@ void sg_build_child(const struct sg_build *b)
     tie_to_parent(b);
     setsid();
     mount_disk(b);
+    mount_terminals(b);
     make_writable(b);
     set_rlimits(b);
     offer_to_oom_killer();

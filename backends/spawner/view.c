@@ -20,9 +20,11 @@ static int make_own(struct sg_view *v, struct sg_error *err)
 {
     v->anchor = OWN;
     v->slot = OWN "/slot";
+    v->terminals = OWN "/terminals";
     v->empty = OWN "/empty";
     v->nothing = OWN "/nothing";
-    if (mkdir(v->slot, 0755) < 0 || mkdir(v->empty, 0) < 0 || mknod(v->nothing, S_IFREG, 0) < 0) {
+    if (mkdir(v->slot, 0755) < 0 || mkdir(v->terminals, 0755) < 0 || mkdir(v->empty, 0) < 0 ||
+        mknod(v->nothing, S_IFREG, 0) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, OWN);
     }
     return 0;

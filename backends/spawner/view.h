@@ -25,6 +25,7 @@ struct sg_view {
     const char *anchor; /* where our own files are */
     const char
         *slot; /* empty directory: each build mounts the slot's own tmpfs here, in its own mount namespace */
+    const char *terminals; /* likewise, for its pseudo-terminals */
     const char *empty; /* a directory, and a file, that nobody can read: for covering others */
     const char *nothing;
     struct sg_view_bind covered[16]; /* files of /proc, and what is bound over them */

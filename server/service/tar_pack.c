@@ -422,7 +422,7 @@ static int take_answer(struct pack *p, struct sg_error *err)
         rc = push(p, p->path, p->name, err);
     } else if (what == OPEN) {
         rc = opened(p, err);
-    } else {
+    } else if (p->text[0] != '\0') { /* else it is no link any more */
         rc = write_header(p, p->text, err);
     }
     if (rc == 0 && what != RESOLVE)

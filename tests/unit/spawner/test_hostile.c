@@ -148,6 +148,7 @@ static void refused_calls(struct rig *r, struct rig_slot *s)
         {"perf_event_open", SYS_perf_event_open, "$b, 0, -1, -1, 0", EPERM},
         {"userfaultfd", SYS_userfaultfd, "1", EPERM},
         {"io_uring_setup", SYS_io_uring_setup, "1, $b", EPERM},
+        {"io_setup", SYS_io_setup, "1, $b", ENOSYS},
         {"mount", SYS_mount, "S('none'), S('/tmp'), S('tmpfs'), 0, 0", EPERM},
         {"umount", SYS_umount2, "S('/proc'), 2", EPERM},
         {"pivot_root", SYS_pivot_root, "S('/tmp'), S('/tmp')", EPERM},
