@@ -333,6 +333,17 @@ static void create_finish(struct fake_op *op, const struct sg_error *err)
     create_answer(c, sandbox_new(f, op->step.lost_after_ms), NULL);
 }
 
+static int check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err)
+{
+    const struct sg_limits *l = &spec->limits;
+    const char *field = spec->local_pool != NULL && spec->local_pool[0] != '\0' ? "local_pool"
+                        : spec->image != NULL                                    ? "image"
+                        : l->memory_bytes > 0 || l->pids > 0 || l->cpu_milli > 0 || l->disk_bytes > 0 ? "limits"
+                                                                                                      : NULL;
+    (void)d;
+    return field == NULL ? 0 : sg_error_field(err, SG_NOT_SUPPORTED, field, "a fake sandbox has no such thing");
+}
+
 /* The hook is set here and not in the slot, where the answer could already have freed c. */
 static void create_begin(struct sg_task *t)
 {
@@ -589,6 +600,7 @@ static void driver_free(struct sg_driver *d)
 
 static const struct sg_driver_ops fake_ops = {
     .create = create,
+    .check = check,
     .terminate = terminate,
     .sandbox_free = sandbox_free,
     .exec_start = fake_exec_start,

@@ -132,6 +132,21 @@ void fake_files_finish(struct fake_sandbox *sb)
     }
 }
 
+/* Is something above abs no directory? */
+static bool through_a_file(struct fake_sandbox *sb, const char *abs)
+{
+    char above[FAKE_PATH_MAX];
+    (void)snprintf(above, sizeof above, "%s", abs);
+    for (char *slash; (slash = strrchr(above, '/')) != NULL && slash != above;) {
+        *slash = '\0';
+        const struct fake_node *node = fake_find(sb, above);
+        if (node != NULL) {
+            return node->stat.type != SG_FILE_DIRECTORY;
+        }
+    }
+    return false;
+}
+
 static struct fake_node *want(struct fake_sandbox *sb, const char *path, char abs[FAKE_PATH_MAX],
                               struct sg_error *err)
 {
@@ -139,7 +154,9 @@ static struct fake_node *want(struct fake_sandbox *sb, const char *path, char ab
         return NULL;
     }
     struct fake_node *node = fake_find(sb, abs);
-    if (node == NULL) {
+    if (node == NULL && through_a_file(sb, abs)) {
+        sg_error_set(err, SG_NOT_A_DIRECTORY, "the path of %s leads through a file", abs);
+    } else if (node == NULL) {
         sg_error_set(err, SG_NOT_FOUND, "there is no %s", abs);
     }
     return node;
@@ -353,6 +370,32 @@ static void rename_node(struct fake_sandbox *sb, struct fake_node *node, const c
     HASH_ADD_KEYPTR(hh, sb->files, node->path, strlen(node->path), node);
 }
 
+static bool has_children(struct fake_sandbox *sb, const char *abs)
+{
+    struct fake_node *node = NULL;
+    struct fake_node *next = NULL;
+    HASH_ITER(hh, sb->files, node, next)
+    {
+        if (below(node->path, abs)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A file replaces a file, a directory an empty directory. */
+static int may_replace(struct fake_sandbox *sb, const struct fake_node *node, const struct fake_node *target, struct sg_error *err)
+{
+    bool dir = node->stat.type == SG_FILE_DIRECTORY;
+    if (target == NULL) {
+        return 0;
+    }
+    if ((target->stat.type == SG_FILE_DIRECTORY) != dir) {
+        return sg_error_set(err, dir ? SG_NOT_A_DIRECTORY : SG_IS_A_DIRECTORY, "%s is %s directory", target->path, dir ? "no" : "a");
+    }
+    return dir && has_children(sb, target->path) ? sg_error_set(err, SG_DIRECTORY_NOT_EMPTY, "%s is not empty", target->path) : 0;
+}
+
 static int do_move(struct file_op *o, struct sg_error *err)
 {
     char from[FAKE_PATH_MAX];
@@ -366,13 +409,10 @@ static int do_move(struct file_op *o, struct sg_error *err)
         return 0;
     }
     struct fake_node *target = fake_find(sb, to);
-    if (target != NULL && target->stat.type == SG_FILE_DIRECTORY) {
-        return sg_error_set(err, SG_ALREADY_EXISTS, "%s exists", to);
-    }
     if (below(to, from)) {
         return sg_error_set(err, SG_PATH_REFUSED, "%s is inside of %s", to, from);
     }
-    if (make_parents(sb, to, err) < 0) {
+    if (may_replace(sb, node, target, err) < 0 || make_parents(sb, to, err) < 0) {
         return -1;
     }
     if (target != NULL) {

@@ -9,7 +9,7 @@ import pytest
 
 from gateway import Nginx
 from harness import SLOW, Server, wait_until
-from test_stream import NDJSON, SSE, Stream
+from streams import NDJSON, SSE, Stream
 
 GAP = 17  # what a number jumps by when a server died
 

@@ -20,7 +20,7 @@ from harness import SLOW, Server, processes_below, wait_until
 from sandboxed import open_socket, start
 from test_files_depth import get_tar, make_tar, put_tar
 from test_pool_chaos import Load, left, more
-from test_stream import NDJSON, SSE, data, detach, follow, numbered, run
+from streams import NDJSON, SSE, data, detach, follow, numbered, run
 
 SLOTS = 6
 # Ended leases and commands are remembered, which is memory; here only for a moment.

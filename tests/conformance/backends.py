@@ -1,0 +1,74 @@
+"""The table of backends the suite runs over: one row each.
+
+A row says how the configuration of its server is made (a context manager, which may start an engine or a stand-in around it) and what must hold
+for it. `python3 backends.py` prints the names of the rows.
+"""
+import contextlib
+import dataclasses
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "api"))
+from harness import users  # noqa: E402
+from repos import Repo  # noqa: E402
+
+BASICS = frozenset({"file_rw", "exec"})
+LOCAL = BASICS | {"snapshot", "public_url"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    row: str                # name of the row, of the ctest and of --backend
+    name: str               # of the backend in the product
+    setup: object           # () -> context manager of the arguments of harness.Server
+    capabilities: frozenset  # exactly what it declares
+    tty: bool = False       # commands may have a terminal
+    isolated: bool = True   # sandboxes see neither the host nor each other
+    shell: bool = True      # commands are real ones; else only the words of backends/fake/fake.h
+    links: bool = True      # files have links, modes that bind, and archives
+    repo: bool = True       # manifest.repo works
+    endpoints: bool = True  # services in a sandbox are reached through the server; public_url promises that to the selector
+    limits: bool = True     # limits may be asked for; else they are refused
+    images: bool = False    # an image may be asked for; else that is refused
+    # Whether this machine can run the row at all: None, or why not.
+    missing: object = lambda: None
+    # Tests that cannot hold here: name -> why. Every other skip is a failure, and so is a name that is no test.
+    skips: dict = dataclasses.field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def serving(name, user=None, **sections):
+    """Nothing but the backend itself, and a repository `proj` for manifest.repo. user: whom the server runs as, ourselves if None."""
+    with Repo(user) as repo:
+        config = dict(repo.config((name,)), **sections)
+        if user:
+            config["worktree"] = {"repos": config["worktree"]["repos"]}  # such a server can be nobody else
+        yield {"config": config, "user": user}
+
+
+def as_user():
+    return serving("local_bwrap", user=users(), local_bwrap={"size": 3})
+
+
+def needs_root():
+    return None if os.geteuid() == 0 else "only root can start a server as somebody else; the row local_bwrap is such a server already"
+
+
+TABLE = [
+    Backend("local_bwrap", "local_bwrap", lambda: serving("local_bwrap", local_bwrap={"size": 3}), LOCAL, tty=True),
+    Backend("local_bwrap_user", "local_bwrap", as_user, LOCAL, tty=True, missing=needs_root),
+    Backend("local_bwrap_dir", "local_bwrap", lambda: serving("local_bwrap", local_bwrap={"size": 3, "disk": "dir"}), LOCAL, tty=True),
+    Backend("worktree", "worktree", lambda: serving("worktree"), BASICS | {"network"}, isolated=False, limits=False),
+    Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False),
+]
+
+# Backends with a driver that need no row, and why.
+WITHOUT_ROW = {}
+
+
+def row(name):
+    return next(b for b in TABLE if b.row == name)
+
+
+if __name__ == "__main__":
+    print("\n".join(b.row for b in TABLE))
