@@ -64,6 +64,7 @@ struct sg_sandbox {
     struct sg_driver *driver;
     _Atomic int refs;
     char id[64]; /* the provider's own id of it: slot name, container id, ... */
+    unsigned lacks; /* capabilities of its driver that this one is without; constant */
     const struct sg_env *env; /* MAY be NULL: what its commands have on top of sg_env_base(); the driver's, constant */
     char owner[SG_ID_MAX]; /* the owner's own note, e.g. the lease id; set before sg_sandbox_on_lost() */
     /* Called once when the sandbox dies on its own (agent gone, container died). Set by the owner with

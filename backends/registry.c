@@ -18,6 +18,7 @@ static int make_local_bwrap(const struct sg_backend_settings *s, const struct sg
                                      .workq = parts->workq,
                                      .spawner = parts->spawner,
                                      .event = parts->slot_event,
+                                     .egress = parts->egress_event,
                                      .event_arg = parts->slot_event_arg};
     if (parts->spawner == NULL) {
         return sg_error_set(err, SG_UNAVAILABLE, "there is no spawner to make sandboxes with");

@@ -23,6 +23,8 @@ struct sg_backend_parts {
     struct sg_spawner *spawner; /* NULL: local_bwrap refuses with SG_UNAVAILABLE */
     /* MAY be NULL: what happens to slots of local pools. Reactor thread; must not block or call the driver. */
     void (*slot_event)(void *arg, const struct sg_slot_event *e);
+    /* MAY be NULL: what is refused to their sandboxes on the way out. Likewise. */
+    void (*egress_event)(void *arg, const struct sg_egress_event *e);
     void *slot_event_arg;
 };
 

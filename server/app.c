@@ -231,6 +231,24 @@ static void slot_event(void *arg, const struct sg_slot_event *e)
     sg_log_end(&l);
 }
 
+/* What a sandbox asked for on its way out and did not get. */
+static void egress_event(void *arg, const struct sg_egress_event *e)
+{
+    struct app *a = arg;
+    struct sg_log_line l;
+
+    sg_log_begin(&l, a->log, SG_LOG_WARN, "egress_refused");
+    sg_log_str(&l, "pool", e->pool);
+    sg_log_str(&l, "slot", e->slot);
+    sg_log_int(&l, "generation", (int64_t)e->generation);
+    sg_log_str(&l, "lease_id", e->lease_id);
+    sg_log_str(&l, "reason", sg_egress_outcome_name(e->why));
+    sg_log_str(&l, "target", e->target);
+    if (e->untold > 0)
+        sg_log_int(&l, "refusals_not_logged", (int64_t)e->untold);
+    sg_log_end(&l);
+}
+
 /* The repositories are there for every backend; worktrees of them for one. */
 static int open_repos(struct app *a, const struct sg_worktree_config *wc, struct sg_error *err)
 {
@@ -246,7 +264,7 @@ static int make_backends(struct app *a, const struct sg_worktree_config *wc, str
     struct sg_backend_settings settings = {
         .local_pools = pools, .n_local_pools = n, .worktree = wc, .fake_script = a->cfg->fake.script};
     struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .repos = a->repos, .spawner = a->spawner,
-                                     .slot_event = slot_event, .slot_event_arg = a};
+                                     .slot_event = slot_event, .egress_event = egress_event, .slot_event_arg = a};
 
     return sg_backends_new(a->cfg->backends.enabled, sg_config_count(a->cfg->backends.enabled), &settings, &parts, &a->backends,
                            err);

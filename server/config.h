@@ -18,7 +18,6 @@
 /* A local pool. The strings of `pool` belong to the configuration. */
 struct sg_config_pool {
     struct sg_local_pool_config pool;
-    const char *const *egress_allow;    /* NULL-terminated, or NULL; as all lists of strings here */
     bool archive_enabled;
     const char *const *archive_dirs; /* of home, work, runtime, tmp */
     int64_t archive_ttl_ms;

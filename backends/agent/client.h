@@ -125,6 +125,9 @@ int sg_agent_merge(struct sg_agent *a, const char *stage, const char *to, const 
 
 /* ---- sockets: the dial slot ---- */
 
+/* A socket that listens on 127.0.0.1:port of the sandbox's network (not of an agent without one). Reactor thread: done, too. */
+int sg_agent_listen(struct sg_agent *a, uint16_t port, int backlog, const struct sg_dial_done *done, struct sg_error *err);
+
 /* deadline_ms: sg_now_ms() time. */
 int sg_agent_dial(struct sg_agent *a, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
                   struct sg_error *err);

@@ -42,6 +42,7 @@ static void report(struct sg_driver *d, struct sg_slot_report *ret)
         (void)snprintf(out->name, sizeof out->name, "%s", p->cfg.name);
         out->mode = p->cfg.mode;
         out->draining = p->draining;
+        egress_report(p, out);
         out->waiters = p->n_waiters;
         memcpy(out->events, p->events, sizeof out->events);
         out->n = p->cfg.size;

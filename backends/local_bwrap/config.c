@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include "backends/egress/proxy.h"
 #include "base/buf.h"
 
 #define DISK_MIN ((int64_t)1024 * 1024)
@@ -127,16 +128,30 @@ static int check_service(const struct sg_local_pool_config *c, struct sg_error *
     return 0;
 }
 
+static int check_egress(const struct sg_local_pool_config *c, struct sg_error *err)
+{
+    struct sg_egress_rules *rules = NULL;
+    if (c->egress == SG_EGRESS_OPEN) {
+        return sg_error_field(err, SG_INVALID_REQUEST, "egress", "egress open is not available in this build; none, loopback and restricted are");
+    }
+    if (sg_egress_rules_new(c->egress_allow, &rules, err) < 0) {
+        return -1;
+    }
+    sg_egress_rules_free(rules);
+    if (c->egress == SG_EGRESS_RESTRICTED && (c->egress_allow == NULL || c->egress_allow[0] == NULL)) {
+        return sg_error_field(err, SG_INVALID_REQUEST, "egress", "restricted needs egress_allow");
+    }
+    if (c->egress == SG_EGRESS_RESTRICTED && c->mode == SG_POOL_BLACKBOX && c->service_port == SG_EGRESS_PORT) {
+        return sg_error_field(err, SG_INVALID_REQUEST, "service_port", "%d is the port of the proxy of restricted egress", SG_EGRESS_PORT);
+    }
+    return 0;
+}
+
 int sg_local_pool_config_check(const struct sg_local_pool_config *c, struct sg_error *err)
 {
     if (c->name == NULL || !name_ok(c->name)) {
         return sg_error_field(err, SG_INVALID_REQUEST, "name",
                               "the name of a local pool is 1 to 63 of a-z, 0-9, '-' and '_'");
     }
-    if (c->egress != SG_EGRESS_NONE && c->egress != SG_EGRESS_LOOPBACK) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "egress",
-                              "egress %s is not available in this build; none and loopback are",
-                              sg_egress_name(c->egress));
-    }
-    return check_numbers(c, err) < 0 ? -1 : check_service(c, err);
+    return check_egress(c, err) < 0 || check_numbers(c, err) < 0 || check_service(c, err) < 0 ? -1 : 0;
 }

@@ -25,7 +25,8 @@ struct sg_local_pool_config {
     int64_t cpu_milli;   /* thousandths of one CPU, 0: no limit */
     bool require_limits; /* refuse to start when a limit cannot be enforced by a cgroup */
     const char *rootfs;  /* NULL: the host's system directories, read-only; else one that the spawner knows */
-    enum sg_egress egress; /* none or loopback; wider ones are refused as not available yet */
+    enum sg_egress egress; /* not open: refused as not available yet */
+    const char *const *egress_allow; /* NULL-terminated, or NULL; as in backends/egress/rules.h. Of SG_EGRESS_RESTRICTED not empty */
 
     /* SG_POOL_BLACKBOX: what runs in every slot, and when it counts as well. */
     const char *const *service_command; /* argv, NULL-terminated, not empty; placeholders as in sg_service_text() */

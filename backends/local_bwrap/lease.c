@@ -97,11 +97,8 @@ static int check_for(const struct pool *p, const struct sg_sandbox_spec *spec, s
     if (blackbox != (p->cfg.mode == SG_POOL_BLACKBOX)) {
         return mode_mismatch(p, spec->mode, err);
     }
-    if (spec->egress_given && spec->egress > SG_EGRESS_LOOPBACK && spec->egress > p->cfg.egress) {
-        sg_error_field(err, SG_POOL_REFUSED, "network_egress_class",
-                       "egress %s is wider than %s, which local pool \"%s\" has",
-                       sg_egress_name(spec->egress), sg_egress_name(p->cfg.egress), p->cfg.name);
-        return sg_error_reason(err, "egress_widened");
+    if (egress_check(p, spec, err) < 0) {
+        return -1;
     }
     if (blackbox && check_service_port(p, spec, err) < 0) {
         return -1;
@@ -276,6 +273,7 @@ static void give(struct slot *s, struct waiter *w)
     g->leased = true;
     gen_ref(g); /* the sandbox's, until sandbox_free() */
     atomic_store(&g->base.sb.refs, 1);
+    egress_settle(g, w->egress);
     slot_set_lease(s, w->lease_id);
     slot_set_state(s, SG_SLOT_LEASED);
     if (has_limits(&w->limits)) {
@@ -401,6 +399,7 @@ int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct 
     w->pool = p;
     w->done = *done;
     w->limits = spec->limits;
+    w->egress = egress_of(p, spec);
     (void)snprintf(w->lease_id, sizeof w->lease_id, "%s", spec->lease_id != NULL ? spec->lease_id : "");
     w->timeout_ms = spec->acquire_timeout_ms >= 0 ? spec->acquire_timeout_ms : p->cfg.acquire_timeout_ms;
     w->cancel = cancel != NULL ? sg_cancel_ref(cancel) : NULL;

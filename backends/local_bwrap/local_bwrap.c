@@ -28,6 +28,7 @@ static void pool_finish(struct pool *p)
         free((char *)(uintptr_t)p->cfg.service_command[i]);
     }
     free((void *)(uintptr_t)p->cfg.service_command);
+    sg_egress_rules_free(p->rules);
     for (unsigned i = 0; i < p->cfg.size; i++) {
         free(p->slots[i].log.data);
     }
@@ -43,6 +44,7 @@ void local_unref(struct local *l)
         pool_finish(&l->pools[i]);
     }
     free(l->pools);
+    sg_env_finish(&l->proxy_env);
     (void)pthread_mutex_destroy(&l->lock);
     (void)pthread_cond_destroy(&l->cond);
     free(l);
@@ -199,6 +201,7 @@ static void driver_free(struct sg_driver *d)
         (void)pthread_cond_wait(&l->cond, &l->lock);
     }
     (void)pthread_mutex_unlock(&l->lock);
+    l->egress = sg_egress_hub_free(l->egress); /* every sandbox has been cut off by now */
     local_unref(l);
 }
 
@@ -284,12 +287,27 @@ static const char *const *copy_list(const char *const *list)
     return copy;
 }
 
+/* Names are looked up on threads of their own, which are there only where somebody needs them. */
+static int start_egress(struct local *l, const struct sg_local_pool_config *pools, size_t n, struct sg_error *err)
+{
+    bool proxies = false;
+    for (size_t i = 0; i < n; i++) {
+        proxies = proxies || pools[i].egress == SG_EGRESS_RESTRICTED;
+        if (egress_reaches_out(pools[i].egress)) {
+            l->base.facts.caps |= (unsigned)SG_CAP_NETWORK;
+        }
+    }
+    return egress_env(&l->proxy_env, err) < 0 || (proxies && sg_egress_hub_new(l->parts.reactor, &l->egress, err) < 0) ? -1 : 0;
+}
+
 static void pool_init(struct pool *p, struct local *l, const struct sg_local_pool_config *c, uint32_t first)
 {
     p->l = l;
     p->cfg = *c;
     p->cfg.name = sg_xstrdup(c->name);
     p->cfg.rootfs = c->rootfs != NULL ? sg_xstrdup(c->rootfs) : NULL;
+    p->cfg.egress_allow = NULL; /* that is what the rules are made of */
+    (void)sg_egress_rules_new(c->egress_allow, &p->rules, NULL); /* it has been checked */
     p->cfg.service_command = copy_list(c->service_command);
     p->cfg.service_health_path = c->service_health_path != NULL ? sg_xstrdup(c->service_health_path) : NULL;
     p->cfg.waiters_max = c->waiters_max != 0 ? c->waiters_max : SG_LOCAL_WAITERS_DEFAULT;
@@ -336,6 +354,10 @@ int sg_local_bwrap_new(const struct sg_local_parts *parts, const struct sg_local
     atomic_init(&l->refs, 1);
     (void)pthread_mutex_init(&l->lock, NULL);
     (void)pthread_cond_init(&l->cond, NULL);
+    if (start_egress(l, pools, n_pools, err) < 0) {
+        local_unref(l);
+        return -1;
+    }
     l->pools = sg_xcalloc(n_pools, sizeof *l->pools);
     uint32_t first = 0;
     for (; l->n_pools < n_pools; l->n_pools++) {

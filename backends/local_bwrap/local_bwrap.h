@@ -21,6 +21,8 @@ struct sg_local_parts {
         *spawner; /* started and attached to the reactor; when it dies all slots become FAILED */
     /* MAY be NULL: what happens to slots. Reactor thread; must not block or call the driver. */
     void (*event)(void *arg, const struct sg_slot_event *e);
+    /* MAY be NULL: what proxies refuse. Likewise. */
+    void (*egress)(void *arg, const struct sg_egress_event *e);
     void *event_arg;
 };
 

@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 
 #include "backends/agent/sandbox.h"
+#include "backends/egress/proxy.h"
 #include "backends/local_bwrap/local_bwrap.h"
 #include "backends/probe.h"
 #include "backends/spawner/cgroup.h"
@@ -91,6 +92,9 @@ struct gen {
     bool destroyed; /* nothing of it is left */
     struct ending *endings;
     struct service service;
+    enum sg_egress egress;         /* what its lease has */
+    struct sg_egress_proxy *proxy; /* or NULL */
+    void (*egress_done)(struct gen *g, const struct sg_error *err);
 
     /* written under local.lock */
     bool hold_gone; /* no descriptor that came out of the sandbox is open */
@@ -137,6 +141,7 @@ struct waiter {
     struct sg_cancel_hook hook;
     struct sg_task cancel_task;
     struct sg_limits limits; /* of its own; 0: the pool's */
+    enum sg_egress egress;
     struct gen *limiting;    /* its sandbox, while the spawner sets them; one reference */
     bool cancelled;          /* meanwhile */
     bool queued;
@@ -147,6 +152,8 @@ struct waiter {
 struct pool {
     struct local *l;
     struct sg_local_pool_config cfg; /* strings are ours */
+    struct sg_egress_rules *rules;
+    struct sg_egress_counters egress;
     struct slot *slots;
     struct slot *ready;
     struct waiter *waiters;
@@ -164,6 +171,8 @@ struct local {
     struct sg_local_parts parts;
     struct pool *pools;
     size_t n_pools;
+    struct sg_egress_hub *egress; /* NULL: no pool has a proxy */
+    struct sg_env proxy_env;  /* what commands have on top where there is a proxy; constant */
     struct slot *build_queue;
     unsigned building;
     bool pumping;
@@ -202,6 +211,19 @@ void pool_withdraw(struct slot *s);
 /* Could no slot of the pool be leased even if all worked? */
 bool pool_is_drained(const struct pool *p);
 void pool_fail_waiters(struct pool *p, const struct sg_error *err);
+
+/* egress.c. Reactor only, but for reaches_out, env, check, of and report */
+bool egress_reaches_out(enum sg_egress e);
+int egress_env(struct sg_env *env, struct sg_error *err);
+/* Starts the proxy of a sandbox. done comes unless g ends before, maybe at once. */
+int egress_listen(struct gen *g, void (*done)(struct gen *g, const struct sg_error *err), struct sg_error *err);
+void egress_end(struct gen *g);
+/* The sandbox is about to be leased with that class, not wider than it has. */
+void egress_settle(struct gen *g, enum sg_egress e);
+int egress_check(const struct pool *p, const struct sg_sandbox_spec *spec, struct sg_error *err);
+/* The class that a lease has, of a spec that was checked. */
+enum sg_egress egress_of(const struct pool *p, const struct sg_sandbox_spec *spec);
+void egress_report(const struct pool *p, struct sg_slot_pool_info *out);
 
 /* note.c. Reactor only */
 void slot_set_state(struct slot *s, enum sg_slot_state state);

@@ -161,6 +161,7 @@ struct json_t *sandbox_metadata(struct sg_sandbox *sb)
                      "limits_enforced", "memory", sg_means_name(b->memory), "pids", sg_means_name(b->pids),
                      "cpu", sg_means_name(b->cpu), "disk", sg_means_name(b->disk));
     if (v != NULL) {
+        (void)json_object_set_new(v, "egress", json_string(sg_egress_name(g->egress)));
         (void)json_object_set_new(v, "limits", limits_json(&g->limits));
     }
     if (v != NULL && c->mode == SG_POOL_BLACKBOX) {

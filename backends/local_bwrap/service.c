@@ -254,7 +254,8 @@ int service_start(struct gen *g, struct sg_error *err)
     struct sg_env env = {0};
     char port[8];
     (void)snprintf(port, sizeof port, "%u", (unsigned)g->slot->pool->cfg.service_port);
-    if (sg_env_base(&env, err) < 0 || sg_env_set(&env, "PORT", port, err) < 0 || gen_group(g, &tree, err) < 0) {
+    if (sg_env_base(&env, err) < 0 || sg_env_set(&env, "PORT", port, err) < 0 ||
+        (g->proxy != NULL && sg_env_merge(&env, &g->l->proxy_env, err) < 0) || gen_group(g, &tree, err) < 0) {
         sg_env_finish(&env);
         return -1;
     }

@@ -160,10 +160,14 @@ void gen_offer(struct gen *g)
     pool_offer(g->slot);
 }
 
-/* The agent is there. A service may take its time: others are built meanwhile. */
-static void gen_up(struct gen *g)
+/* A service may take its time: others are built meanwhile. */
+static void gen_serve(struct gen *g, const struct sg_error *failed)
 {
     struct sg_error err = {0};
+    if (failed != NULL) {
+        build_failed(g->slot, failed);
+        return;
+    }
     if (g->slot->pool->cfg.mode != SG_POOL_BLACKBOX) {
         gen_offer(g);
         return;
@@ -175,6 +179,18 @@ static void gen_up(struct gen *g)
         build_failed(g->slot, &err);
         sg_error_clear(&err);
     }
+}
+
+/* The agent is there. */
+static void gen_up(struct gen *g)
+{
+    struct sg_error err = {0};
+    if (g->slot->pool->cfg.egress != SG_EGRESS_RESTRICTED) {
+        gen_serve(g, NULL);
+    } else if (egress_listen(g, gen_serve, &err) < 0) {
+        build_failed(g->slot, &err);
+    }
+    sg_error_clear(&err);
 }
 
 /* May come before sg_agent_new() has returned. */
@@ -498,6 +514,7 @@ static void gen_end(struct gen *g)
     sg_timer_cancel(l->parts.reactor, &g->mourn);
     slot_set_born(g->slot, 0);
     service_end(g);
+    egress_end(g);
     struct sg_agent *agent = sg_agent_sandbox_take(&g->base, NULL);
     (void)pthread_mutex_lock(&g->base.lock);
     struct sg_hold *hold = sg_steal(&g->hold);

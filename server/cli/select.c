@@ -41,9 +41,20 @@ static int read_json(const char *path, json_t **ret, struct sg_error *err)
 
 /* ---- what a server with this configuration would choose from ---- */
 
+/* A backend has what one of its local pools has. */
+static enum sg_egress widest_egress(const struct sg_config *c)
+{
+    enum sg_egress e = c->local_bwrap.pool.egress;
+    for (size_t i = 0; i < c->n_local_pools; i++) {
+        if (c->local_pools[i].pool.egress > e)
+            e = c->local_pools[i].pool.egress;
+    }
+    return e;
+}
+
 static int candidates_of(const struct sg_config *c, struct sg_candidates *ret, struct sg_error *err)
 {
-    const struct sg_facts_settings settings = {.local_bwrap_egress = c->local_bwrap.pool.egress,
+    const struct sg_facts_settings settings = {.local_bwrap_egress = widest_egress(c),
                                                .docker_egress = c->docker.egress};
     for (size_t i = 0; i < sg_config_count(c->backends.enabled); i++) {
         struct sg_driver_facts f;

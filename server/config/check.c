@@ -191,7 +191,7 @@ static int check_timeouts(const struct sg_config *c, struct sg_error *err)
 static int refuse_pool(const struct sg_config *c, const struct sg_config_pool *p, const char *section, const char *key,
                        struct sg_error *err, const char *why)
 {
-    char name[96];
+    char name[128];
     bool single = sg_streq(section, "local_bwrap");
     (void)snprintf(name, sizeof name, "%s%s%s", section, single ? "." : "", single ? key : "");
     return single ? refuse(c, name, err, "%s", why) : refuse(c, name, err, "%s: %s: %s", p->pool.name, key, why);
@@ -199,9 +199,6 @@ static int refuse_pool(const struct sg_config *c, const struct sg_config_pool *p
 
 static int check_pool(const struct sg_config *c, const struct sg_config_pool *p, const char *section, struct sg_error *err)
 {
-    if (p->pool.egress == SG_EGRESS_RESTRICTED && sg_config_count(p->egress_allow) == 0) {
-        return refuse_pool(c, p, section, "egress", err, "restricted needs egress_allow");
-    }
     struct sg_error why = {0};
     if (sg_local_pool_config_check(&p->pool, &why) < 0) {
         (void)refuse_pool(c, p, section, why.field, err, why.message);

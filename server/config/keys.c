@@ -66,8 +66,8 @@ static const struct conf_table token_table = {token_keys, SG_COUNT_OF(token_keys
      .help = "root file system of the sandboxes; without it the host's system directories, read-only"}, \
     {.section = sec, .name = "egress", .type = CONF_ENUM, AT(owner, prefix pool.egress), .def = "none", .choices = egresses, \
      .help = "what of the network a sandbox reaches"}, \
-    {.section = sec, .name = "egress_allow", .type = CONF_STRINGS, AT(owner, prefix egress_allow), \
-     .help = "hosts that restricted egress allows"}, \
+    {.section = sec, .name = "egress_allow", .type = CONF_STRINGS, AT(owner, prefix pool.egress_allow), \
+     .help = "what restricted egress reaches: HOST:PORT, *.DOMAIN:PORT, ADDRESS:PORT"}, \
     {.section = sec, .name = "disk", .type = CONF_ENUM, AT(owner, prefix pool.disk), .def = "tmpfs", .choices = disks, \
      .help = "where the writable places of a slot live; dir: in the state directory, as large as the host's disk"}, \
     {.section = sec, .name = "disk_max", .type = CONF_SIZE, AT(owner, prefix pool.disk_max), .def = "1GiB", RANGE(MIB, 1024 * GIB), \

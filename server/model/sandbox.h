@@ -59,6 +59,7 @@ struct sg_sandbox_spec {
     enum sg_mode mode;
     bool egress_given;
     enum sg_egress egress;
+    unsigned required_caps; /* enum sg_cap bits that the policy asked for */
     const struct sg_env *env; /* the lease's env, without the base set */
     struct sg_limits limits;
     const struct sg_service_port *services;

@@ -46,6 +46,36 @@ struct sg_slot_event {
     const struct sg_error *err; /* why, or NULL */
 };
 
+/* What became of a request to the proxy of a sandbox with restricted egress. */
+enum sg_egress_outcome {
+    SG_EGRESS_ALLOWED,             /* and connected */
+    SG_EGRESS_HOST_NOT_ALLOWED,    /* no rule names the host */
+    SG_EGRESS_PORT_NOT_ALLOWED,    /* ... with that port */
+    SG_EGRESS_ADDRESS_NOT_ALLOWED, /* the name leads to an address that is not public, or the server's own */
+    SG_EGRESS_MALFORMED,           /* no request that could be read in one way only */
+    SG_EGRESS_TOO_LARGE,           /* its head */
+    SG_EGRESS_TOO_MANY,            /* connections, lookups */
+    SG_EGRESS_TOO_SLOW,            /* the sandbox, with its request */
+    SG_EGRESS_NAME_NOT_FOUND,
+    SG_EGRESS_UNREACHABLE,
+    SG_EGRESS_TIMED_OUT,           /* nobody answered out there */
+};
+#define SG_EGRESS_OUTCOMES 11
+
+/* "allowed", "host_not_allowed", ... Borrowed static text. */
+const char *sg_egress_outcome_name(enum sg_egress_outcome o);
+
+/* A refusal, for the log. */
+struct sg_egress_event {
+    enum sg_egress_outcome why;
+    const char *target; /* host:port, or what was wrong with a malformed one */
+    uint64_t untold;    /* refusals since the last one that was told */
+    const char *pool;
+    const char *slot;
+    uint64_t generation;
+    const char *lease_id; /* "" without one */
+};
+
 struct sg_slot_info {
     char name[80]; /* "POOL-INDEX" */
     enum sg_slot_state state;
@@ -64,6 +94,10 @@ struct sg_slot_pool_info {
     bool draining;
     size_t waiters;
     uint64_t events[SG_SLOT_EVENTS]; /* since the start, by kind */
+    enum sg_egress egress;
+    uint64_t egress_outcomes[SG_EGRESS_OUTCOMES]; /* requests to proxies since the start */
+    uint64_t egress_bytes_out, egress_bytes_in;   /* through them, as sandboxes see it */
+    int64_t egress_open;                          /* connections of sandboxes now */
     struct sg_slot_info *slots; /* by index */
     size_t n;
 };

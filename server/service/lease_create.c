@@ -34,6 +34,7 @@ struct creation {
     struct sg_kept snapshot; /* to be restored, */
     int snapshot_fd;         /* or -1 */
     int64_t max_leases;
+    unsigned required_caps; /* of the policy */
     bool async;
     int64_t wait_ms;
     _Atomic bool answered; /* what comes later is nobody's answer */
@@ -223,7 +224,7 @@ static void seal(struct creation *c)
     struct sg_grant grant = {.sandbox = c->sandbox,
                              .provider = c->driver->facts.name,
                              .sandbox_id = c->sandbox->id,
-                             .caps = c->driver->facts.caps,
+                             .caps = c->driver->facts.caps & ~c->sandbox->lacks,
                              .metadata = metadata,
                              .receipt_id = json_string_value(json_object_get(c->decision.receipt, "id")),
                              .outlives_server = c->driver->facts.outlives_server,
@@ -367,6 +368,7 @@ static struct sg_sandbox_spec sandbox_spec(const struct creation *c)
                                     .mode = q->mode,
                                     .egress_given = q->egress_given,
                                     .egress = q->egress,
+                                    .required_caps = c->required_caps,
                                     .env = &c->terms->env,
                                     .limits = q->limits,
                                     .services = c->terms->services,
@@ -576,6 +578,7 @@ static int decide(struct creation *c, const struct sg_principal *who, struct sg_
         .local_pool = c->request.local_pool};
 
     int rc = sg_policy_parse(c->request.policy, "policy", &policy, err);
+    c->required_caps = policy.required_caps;
     if (rc == 0)
         rc = sg_selection_cut(who, &c->s->candidates, &c->s->environment, &cands, &env, err);
     if (rc == 0 && c->snapshot_fd >= 0)
