@@ -256,6 +256,10 @@ static void report(struct sg_request *r, bool complete)
         r->bytes_out = r->answer.len;
     if (complete && r->answer.kind == SG_ANSWER_FD)
         r->bytes_out = r->answer.fd_len;
+    char note[sizeof r->note];
+    pthread_mutex_lock(&r->lock);
+    memcpy(note, r->note, sizeof note);
+    pthread_mutex_unlock(&r->lock);
     struct sg_http_event e = {
         .request = r,
         .method = r->method,
@@ -264,7 +268,7 @@ static void report(struct sg_request *r, bool complete)
         .request_id = r->id,
         .traceparent = r->traceparent,
         .peer = r->conn->peer,
-        .note = r->note,
+        .note = note,
         .principal = r->principal,
         .status = r->sent_status,
         .complete = complete,

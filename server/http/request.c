@@ -298,8 +298,10 @@ int sg_req_authenticate(struct sg_request *r, struct sg_error *err)
 void sg_req_set_note(struct sg_request *r, const char *note)
 {
     size_t n = strnlen(note, sizeof r->note - 1);
+    pthread_mutex_lock(&r->lock); /* the client may be gone and the exchange reported just now */
     memcpy(r->note, note, n);
     r->note[n] = '\0';
+    pthread_mutex_unlock(&r->lock);
 }
 
 /* ---- path and query ---- */

@@ -85,7 +85,7 @@ struct sg_cancel *sg_req_cancel(struct sg_request *r);
  * Maybe before this returns. At most one per request, before answering; fn must not block. */
 void sg_req_on_end(struct sg_request *r, void (*fn)(void *arg, bool delivered), void *arg);
 
-/* A word or two for the completion hook (a lease id, say): copied, at most 63 bytes. Before answering. */
+/* A word or two for the completion hook (a lease id, say): copied, at most 63 bytes. Any thread, before answering. */
 void sg_req_set_note(struct sg_request *r, const char *note);
 
 #endif

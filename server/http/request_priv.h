@@ -143,7 +143,6 @@ struct sg_request {
     const char *id;
     const char *traceparent;
     const struct sg_principal *principal; /* one reference */
-    char note[64];
     int64_t started_us;
 
     /* Daemon thread only. */
@@ -166,6 +165,7 @@ struct sg_request {
 
     pthread_mutex_t lock;
     /* Under lock. */
+    char note[64];
     struct MHD_Connection *mhd; /* NULL once completed */
     bool suspended;             /* MHD_suspend_connection was called and not undone */
     bool wake;                  /* something happened for a side that is not suspended yet */

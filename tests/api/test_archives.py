@@ -228,6 +228,7 @@ def test_nobody_has_more_snapshots_than_allowed(alpha):
 
 def test_a_snapshot_beyond_the_bound_leaves_nothing(keeper, alpha):
     drop_all(alpha)
+    keeper.wait_slots(2, token="token-of-root")  # the archives of earlier leases are made
     lease = alpha.lease()
     alpha.exec(lease, "head -c 9000000 /dev/zero > big")
     before = sorted(os.listdir(os.path.join(keeper.state, "archives")))

@@ -290,7 +290,7 @@ static uint64_t start(struct rig_slot *s, struct sg_cgroup *group, const char *c
 
 void rig_wait(struct rig_slot *s, uint64_t id, struct rig_result *ret)
 {
-    static char packet[SG_AGENT_PACKET_MAX];
+    static _Thread_local char packet[SG_AGENT_PACKET_MAX]; /* some tests wait in several threads */
     struct sg_agent_msg m;
     *ret = (struct rig_result){.status = -1};
     for (;;) {
