@@ -169,6 +169,16 @@ int sg_file_body_headers(struct sg_request *r, struct sg_digests *ret, struct sg
     return digest_header(r, "Repr-Digest", ret, err) < 0 || digest_header(r, "Content-Digest", ret, err) < 0 ? -1 : 0;
 }
 
+static struct sg_pipe *open_body(void *r)
+{
+    return sg_req_body_pipe(r);
+}
+
+struct sg_upload_body sg_file_body(struct sg_request *r)
+{
+    return (struct sg_upload_body){.open = open_body, .arg = r};
+}
+
 static int put_args(struct sg_request *r, struct sg_file_put_args *args, struct sg_condition *only_if, struct sg_digests *digests,
                     struct sg_error *err)
 {
@@ -195,7 +205,8 @@ static void put_file(struct sg_request *r, struct sg_api *api, struct sg_entry *
     }
     sg_entry_use_end(e, false);
     struct sg_file_stored done = {.fn = stored, .arg = sg_req_ref(r)};
-    if (sg_service_file_put(e, &args, &digests, sg_req_body_pipe(r), sg_service_parts(api->service)->workq, &done, &err) < 0) {
+    struct sg_upload_body body = sg_file_body(r);
+    if (sg_service_file_put(e, &args, &digests, &body, sg_service_parts(api->service)->workq, &done, &err) < 0) {
         sg_req_unref(r);
         sg_api_fail(r, &err);
     }

@@ -16,6 +16,9 @@ int sg_file_write_condition(struct sg_request *r, struct sg_condition *ret, stru
 /* Refuses bodies that are not whole files as they are, and reads the digests they should have. */
 int sg_file_body_headers(struct sg_request *r, struct sg_digests *ret, struct sg_error *err);
 
+/* The body of r, from when on it is wanted; r must be referenced until then. */
+struct sg_upload_body sg_file_body(struct sg_request *r);
+
 /* {path, entries, bytes} of an archive that was unpacked. */
 json_t *sg_file_unpacked_json(const char *path, uint64_t entries, uint64_t bytes);
 

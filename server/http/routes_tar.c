@@ -86,7 +86,8 @@ static void put_tar(struct sg_request *r, struct sg_api *api, struct sg_entry *e
     sg_entry_use_end(e, false);
     struct sg_tar_stored done = {.fn = unpacked, .arg = sg_req_ref(r)};
     args.cancel = sg_req_cancel(r);
-    if (sg_service_tar_put(e, &args, &digests, sg_req_body_pipe(r), sg_service_parts(api->service)->workq, &done, &err) < 0) {
+    struct sg_upload_body body = sg_file_body(r);
+    if (sg_service_tar_put(e, &args, &digests, &body, sg_service_parts(api->service)->workq, &done, &err) < 0) {
         sg_req_unref(r);
         sg_api_fail(r, &err);
     }

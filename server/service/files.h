@@ -18,15 +18,23 @@ int sg_service_file_remove(struct sg_entry *lease, const char *path, bool recurs
 int sg_service_file_move(struct sg_entry *lease, const char *from, const char *to, const struct sg_done *done,
                          struct sg_error *err);
 
+/* Where the bytes of an upload come from. open is called at most once, on any thread, when the sandbox has agreed to take them: who is
+ * refused need not send them. What it gives is borrowed, a reference is taken. */
+struct sg_upload_body {
+    struct sg_pipe *(*open)(void *arg);
+    void *arg; /* lives until done */
+};
+
 /* Writes what comes out of `body` to a file: nothing is visible under its name until all of it is there. Bytes are written on
- * workers, a piece at a time, as they come; a body that fails leaves nothing behind. body: a reference is taken. */
+ * workers, a piece at a time, as they come; a body that fails leaves nothing behind. */
 struct sg_file_stored {
     void (*fn)(void *arg, const struct sg_file_stat *st, bool created, const struct sg_error *err);
     void *arg;
 };
 /* digests: what the bytes must hash to, else nothing is written and the error has the reason digest_mismatch; NULL: anything. */
 int sg_service_file_put(struct sg_entry *lease, const struct sg_file_put_args *args, const struct sg_digests *digests,
-                        struct sg_pipe *body, struct sg_workq *workq, const struct sg_file_stored *done, struct sg_error *err);
+                        const struct sg_upload_body *body, struct sg_workq *workq, const struct sg_file_stored *done,
+                        struct sg_error *err);
 
 struct sg_file_digest_done {
     /* digests: what the file hashes to; NULL without err when it was written to meanwhile. */

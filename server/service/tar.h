@@ -61,8 +61,10 @@ struct sg_tar_stored {
 /* Unpacks the archive that comes out of body into the directory path, which may be missing. It is received whole, checked whole, unpacked beside
  * the target and only then moved in: until that last step an error leaves the target as it was. Directories are merged, files
  * and links replaced one by one, each whole. Errors as of sg_tar_reader, and those of the sandbox. */
+struct sg_upload_body; /* service/files.h */
 int sg_service_tar_put(struct sg_entry *lease, const struct sg_tar_put_args *args, const struct sg_digests *digests,
-                       struct sg_pipe *body, struct sg_workq *workq, const struct sg_tar_stored *done, struct sg_error *err);
+                       const struct sg_upload_body *body, struct sg_workq *workq, const struct sg_tar_stored *done,
+                       struct sg_error *err);
 /* The same into a sandbox that no lease has yet: the caller keeps it from ending. */
 int sg_tar_unpack(struct sg_sandbox *sb, const struct sg_tar_put_args *args, struct sg_pipe *body, struct sg_workq *workq,
                   const struct sg_tar_stored *done, struct sg_error *err);

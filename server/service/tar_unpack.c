@@ -134,7 +134,7 @@ static enum sg_step looked(struct unpack *u, struct sg_error *err)
         return SG_STEP_OVER;
     }
     u->target = sg_steal(&u->got.text);
-    if (!u->body) { /* the archive is there already */
+    if (u->fd >= 0) { /* the archive is there already */
         u->state = SCAN;
         return SG_STEP_MORE;
     }
@@ -152,6 +152,8 @@ static enum sg_step start_receiving(struct unpack *u)
     u->hold = u->got.source.hold;
     u->got.source = (struct sg_file_source){.fd = -1};
     u->state = RECEIVE;
+    if (!u->body)
+        u->body = sg_pipe_ref(u->source.open(u->source.arg));
     sg_pipe_set_reader(u->body, &w);
     return SG_STEP_MORE;
 }
@@ -318,9 +320,8 @@ static struct unpack *unpack_new(struct sg_sandbox *sb, const struct sg_file_ops
 }
 
 /* An archive that is received. */
-static void start_receiving_into(struct unpack *u, const struct sg_tar_put_args *args, struct sg_pipe *body)
+static void start_with(struct unpack *u, const struct sg_tar_put_args *args)
 {
-    u->body = sg_pipe_ref(body);
     u->limits = (struct sg_tar_limits){.entries = SG_TAR_ENTRIES_MAX, .bytes = SG_TAR_BYTES_MAX, .outside_links = args->outside_links};
     sg_stepper_kick(&u->stepper);
 }
@@ -332,12 +333,15 @@ int sg_tar_unpack(struct sg_sandbox *sb, const struct sg_tar_put_args *args, str
 
     if (!files)
         return -1;
-    start_receiving_into(unpack_new(sg_sandbox_ref(sb), files, args->path, args->cancel, workq, done), args, body);
+    struct unpack *u = unpack_new(sg_sandbox_ref(sb), files, args->path, args->cancel, workq, done);
+    u->body = sg_pipe_ref(body);
+    start_with(u, args);
     return 0;
 }
 
 int sg_service_tar_put(struct sg_entry *lease, const struct sg_tar_put_args *args, const struct sg_digests *digests,
-                       struct sg_pipe *body, struct sg_workq *workq, const struct sg_tar_stored *done, struct sg_error *err)
+                       const struct sg_upload_body *body, struct sg_workq *workq, const struct sg_tar_stored *done,
+                       struct sg_error *err)
 {
     struct sg_sandbox *sb = NULL;
 
@@ -352,7 +356,8 @@ int sg_service_tar_put(struct sg_entry *lease, const struct sg_tar_put_args *arg
     struct unpack *u = unpack_new(sb, files, args->path, args->cancel, workq, done);
     u->lease = sg_entry_ref(lease);
     u->digester = digests ? sg_digester_new(digests) : NULL;
-    start_receiving_into(u, args, body);
+    u->source = *body;
+    start_with(u, args);
     return 0;
 }
 

@@ -2,6 +2,7 @@
 #ifndef SG_TAR_UNPACK_PRIV_H
 #define SG_TAR_UNPACK_PRIV_H
 
+#include "service/files.h"
 #include "service/stepper.h"
 #include "service/tar.h"
 #include "service/tar_reader.h"
@@ -37,6 +38,7 @@ struct unpack {
     const struct sg_file_ops *files;
     const struct sg_tree_ops *ops;
     struct sg_tar_stored done;
+    struct sg_upload_body source; /* where body comes from, unless it is there from the beginning */
     struct sg_pipe *body;
     struct sg_cancel *cancel; /* the caller's */
     struct sg_cancel_hook lease_end, hangup;

@@ -20,7 +20,8 @@ struct upload {
     struct sg_entry *lease;
     struct sg_sandbox *sb;
     struct sg_file_sink *sink;
-    struct sg_pipe *body;
+    struct sg_upload_body source;
+    struct sg_pipe *body; /* once the sandbox has agreed */
     struct sg_workq *workq;
     struct sg_file_stored done;
     struct sg_digester *digester; /* worker only */
@@ -55,8 +56,10 @@ static void finish(struct upload *u, const struct sg_file_stat *st, bool created
 {
     if (u->hooked && sg_cancel_unhook(sg_entry_cancel(u->lease), &u->lease_end))
         upload_unref(u);
-    sg_pipe_set_reader(u->body, NULL);
-    sg_pipe_stop(u->body);
+    if (u->body) {
+        sg_pipe_set_reader(u->body, NULL);
+        sg_pipe_stop(u->body);
+    }
     u->done.fn(u->done.arg, st, created, err);
     sg_entry_use_end(u->lease, !err);
     upload_unref(u);
@@ -200,6 +203,7 @@ static void sink_opened(void *arg, struct sg_file_sink *sink, const struct sg_er
         return;
     }
     u->sink = sink;
+    u->body = sg_pipe_ref(u->source.open(u->source.arg));
     u->lease_end.fired = lease_ended;
     u->hooked = true;
     u->refs += 2; /* the hook's, and ours until the end of this function */
@@ -214,7 +218,8 @@ static void sink_opened(void *arg, struct sg_file_sink *sink, const struct sg_er
 }
 
 int sg_service_file_put(struct sg_entry *lease, const struct sg_file_put_args *args, const struct sg_digests *digests,
-                        struct sg_pipe *body, struct sg_workq *workq, const struct sg_file_stored *done, struct sg_error *err)
+                        const struct sg_upload_body *body, struct sg_workq *workq, const struct sg_file_stored *done,
+                        struct sg_error *err)
 {
     struct sg_sandbox *sb = NULL;
 
@@ -226,7 +231,7 @@ int sg_service_file_put(struct sg_entry *lease, const struct sg_file_put_args *a
     u->work.run = run_item;
     u->lease = sg_entry_ref(lease);
     u->sb = sb;
-    u->body = sg_pipe_ref(body);
+    u->source = *body;
     u->workq = workq;
     u->digester = digests ? sg_digester_new(digests) : NULL;
     u->done = *done;

@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import io
 import os
+import socket
 import subprocess
 import tarfile
 import urllib.parse
@@ -614,3 +615,28 @@ def test_a_large_tar_moves_through_constant_memory():
         assert r.status == 201 and r.json()["bytes"] == total, r
         if SLOW == 1:
             assert s.rss_kib() - before < 16 * 1024
+
+
+# ---- who is refused need not send ----
+
+@pytest.mark.parametrize("where, status", [("files?path=/workspace/d", 409), ("files?path=/usr/bin/x", 403), ("files?path=/workspace/plain/x", 409),
+                                           ("files/tar?path=/workspace/plain", 409), ("files/tar?path=/usr/lib/x", 403)])
+def test_a_refusal_comes_before_the_body(server, client, lease, where, status):
+    client.exec(lease, "mkdir d; echo x > plain")
+    head = f"PUT /leases/{lease}/{where} HTTP/1.1\r\nHost: h\r\nContent-Type: application/octet-stream\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as c:
+        c.sendall(head.encode())
+        first = c.makefile("rb").readline()
+        assert first.startswith(f"HTTP/1.1 {status} ".encode()), first
+    assert client.exec(lease, "cat plain; ls -A d; ls -A /usr/lib/x /usr/bin/x 2>/dev/null; ls -A | grep -v -e '^d$' -e '^plain$'")["stdout"] == "x\n"
+
+
+@pytest.mark.parametrize("where, body", [("files?path=new", b"x" * 1000), ("files/tar?path=t", None)])
+def test_who_is_not_refused_is_asked(server, client, lease, where, body):
+    body = body if body is not None else make_tar(("f", b"y"))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as c:
+        c.sendall(f"PUT /leases/{lease}/{where} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
+        f = c.makefile("rb")
+        assert f.readline().startswith(b"HTTP/1.1 100 ") and f.readline() == b"\r\n"
+        c.sendall(body)
+        assert f.readline()[9:12] in (b"200", b"201")
