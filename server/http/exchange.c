@@ -115,16 +115,16 @@ static enum MHD_Result on_head(struct sg_request *r, struct MHD_Connection *mhd,
 
 /* ---- body ---- */
 
-/* Throws a block away. No answer can be queued before the end of the body: a client that has much more to
- * send gets its answer past the library, and no further attention. */
-static enum MHD_Result drop_block(struct sg_request *r, size_t *size)
+/* Throws a block away. No answer can be queued before the end of the body: a client that has much more to send, or who is
+ * told to come back (at_once), gets its answer at once past the library, and no further attention. */
+static enum MHD_Result drop_block(struct sg_request *r, size_t *size, bool at_once)
 {
     sg_upload_moved(r, *size);
     r->drained += *size;
     *size = 0;
     bool much = r->framing.chunked ? r->drained > SG_DRAIN_MAX
                                    : r->framing.length - r->bytes_in > SG_DRAIN_MAX;
-    if (!much)
+    if (!much && !at_once)
         return MHD_YES;
     if (!sg_req_answered(r)) {
         struct sg_error err = {0};
@@ -168,10 +168,11 @@ static enum MHD_Result buffer_block(struct sg_request *r, const char *data, size
         *size = 0;
         return MHD_YES;
     }
+    bool come_back = err.retry_after > 0;
     sg_req_drop_body(r);
     sg_answer_refuse(r, &err, NULL);
     r->discard = true;
-    return drop_block(r, size);
+    return drop_block(r, size, come_back);
 }
 
 static enum MHD_Result on_body(struct sg_request *r, const char *data, size_t *size)
@@ -190,7 +191,7 @@ static enum MHD_Result on_body(struct sg_request *r, const char *data, size_t *s
     if (answered && r->answer.kind != SG_ANSWER_PIPE)
         r->discard = true;
     if (r->discard)
-        return drop_block(r, size);
+        return drop_block(r, size, false);
     if (r->match.route->body == SG_BODY_STREAM)
         return sg_upload_block(r, data, size);
     return buffer_block(r, data, size);
