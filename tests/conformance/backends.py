@@ -6,12 +6,16 @@ for it. `python3 backends.py` prints the names of the rows.
 import contextlib
 import dataclasses
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "api"))
 from harness import users  # noqa: E402
 from repos import Repo  # noqa: E402
 
+BUSYBOX = "/usr/bin/busybox"  # static, of Debian's busybox-static
 BASICS = frozenset({"file_rw", "exec"})
 LOCAL = BASICS | {"snapshot", "public_url"}
 
@@ -50,6 +54,21 @@ def as_user():
     return serving("local_bwrap", user=users(), local_bwrap={"size": 3})
 
 
+@contextlib.contextmanager
+def on_busybox():
+    """Sandboxes on the server's disk that have nothing but busybox, which is what images of containers may be like."""
+    with tempfile.TemporaryDirectory(prefix="sandgate-rootfs-") as root:
+        for name in ("bin", "etc", "proc", "dev", "tmp", "workspace", "home/sandbox", "usr/bin"):
+            os.makedirs(os.path.join(root, name))
+        shutil.copy(BUSYBOX, os.path.join(root, "bin", "busybox"))
+        for applet in subprocess.run([BUSYBOX, "--list"], check=True, stdout=subprocess.PIPE, text=True).stdout.split():
+            if applet != "busybox":
+                os.symlink("busybox", os.path.join(root, "bin", applet))
+        os.chmod(root, 0o755)
+        with serving("local_bwrap", local_bwrap={"size": 3, "rootfs": root, "disk": "dir"}) as arguments:
+            yield arguments
+
+
 def needs_root():
     return None if os.geteuid() == 0 else "only root can start a server as somebody else; the row local_bwrap is such a server already"
 
@@ -57,7 +76,7 @@ def needs_root():
 TABLE = [
     Backend("local_bwrap", "local_bwrap", lambda: serving("local_bwrap", local_bwrap={"size": 3}), LOCAL, tty=True),
     Backend("local_bwrap_user", "local_bwrap", as_user, LOCAL, tty=True, missing=needs_root),
-    Backend("local_bwrap_dir", "local_bwrap", lambda: serving("local_bwrap", local_bwrap={"size": 3, "disk": "dir"}), LOCAL, tty=True),
+    Backend("local_bwrap_busybox", "local_bwrap", on_busybox, LOCAL, tty=True),
     Backend("worktree", "worktree", lambda: serving("worktree"), BASICS | {"network"}, isolated=False, limits=False),
     Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False),
 ]

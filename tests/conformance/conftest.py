@@ -28,6 +28,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "needs(*what): members or capabilities of the row without which a test means nothing")
     config.backend = backends.row(config.getoption("--backend"))
     config.skipped = collections.Counter()
+    config.shared = None  # id of the lease that stays
 
 
 def lacks(backend, what):
@@ -98,16 +99,28 @@ def client(server):
 
 
 @pytest.fixture(scope="session")
-def shared(server):
+def shared(server, request):
     """The one lease that tests share who leave it alive."""
     c = server.client()
-    id = c.lease(trajectory_id="shared", timeout_sec=3600)
+    id = request.config.shared = c.lease(trajectory_id="shared", timeout_sec=3600)
     yield id
+    request.config.shared = None
     c.terminate(id)
 
 
+@pytest.fixture(autouse=True)
+def nothing_left(request):
+    """What a test that failed forgot to end must not be missed by the next one."""
+    yield
+    if "server" in request.fixturenames:
+        client, keep = request.getfixturevalue("server").client(), request.session.config.shared
+        for l in client.get("/leases?state=ready,creating&limit=100").json()["items"]:
+            if l["id"] != keep:
+                client.delete(f"/leases/{l['id']}")
+
+
 @pytest.fixture
-def box(server, shared, request):
+def box(server, shared):
     """A directory of its own in the shared sandbox, which must be alive afterwards."""
     box = Box(server, shared, f"t{time.monotonic_ns()}")
     box.make()

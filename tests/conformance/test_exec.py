@@ -217,7 +217,7 @@ def test_killing_a_finished_command_kills_its_children(box):
 TICK = "while :; do echo x >> t; sleep 0.02; done"
 CHILDREN = {
     "child": f"(sh -c '{TICK}') &",
-    "session": f"setsid nohup sh -c '{TICK}' >/dev/null 2>&1 &",
+    "session": f"setsid sh -c 'trap \"\" HUP; {TICK}' >/dev/null 2>&1 &",
     "orphan of an orphan": f"(setsid sh -c 'trap \"\" TERM INT HUP; ({TICK}) & wait' &) &",
     "pipeline": f"sh -c '{TICK}' | sleep 60 &",
 }

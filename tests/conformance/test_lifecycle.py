@@ -145,7 +145,7 @@ def test_nothing_survives_the_end(client, server):
     """Whatever a command left behind that had moved away from it."""
     box = Box(server, client.lease())
     mark = f"3{os.getpid() % 100000:05}{time.monotonic_ns() % 1000000:06}"
-    box.run(f"(setsid nohup sh -c 'trap \"\" TERM HUP INT; while :; do sleep {mark}; done' >/dev/null 2>&1 &) ; (sleep {mark} &)")
+    box.run(f"(setsid sh -c 'trap \"\" TERM HUP INT; while :; do sleep {mark}; done' >/dev/null 2>&1 &) ; (sleep {mark} &)")
     wait_until(lambda: len(sleeping(mark)) >= 2, what="its children, as this machine sees them")
     client.terminate(box.lease)
     wait_until(lambda: sleeping(mark) == [], what="their end")
