@@ -7,6 +7,7 @@
 #include "backends/spawner/spawner.h"
 #include "backends/worktree/worktree.h"
 #include "http/api.h"
+#include "roots.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -35,6 +36,7 @@ struct app {
     int lock_fd;
     int listen_fd;
     struct sg_log *log;
+    struct sg_roots *roots;
     struct sg_spawner *spawner;
     _Atomic bool spawner_dead;
     struct sg_reactor *reactor;
@@ -157,20 +159,11 @@ static int start_spawner(struct app *a, struct sg_error *err)
     if (!enabled(a, "local_bwrap"))
         return 0;
     sg_cleanup(sg_free_p) char *agent = agent_path();
-    size_t n;
-    sg_cleanup(sg_free_p) struct sg_local_pool_config *pools = sg_config_local_pools(a->cfg, &n);
-    sg_cleanup(sg_free_p) const char **rootfs = sg_xcalloc(n + 1, sizeof *rootfs);
-    size_t n_rootfs = 0;
-    for (size_t i = 0; i < n; i++) {
-        bool known = !pools[i].rootfs;
-        for (size_t k = 0; k < n_rootfs; k++)
-            known = known || sg_streq(rootfs[k], pools[i].rootfs);
-        if (!known)
-            rootfs[n_rootfs++] = pools[i].rootfs;
-    }
+    if (sg_roots_open(a->cfg, a->state_dir, &a->roots, err) < 0)
+        return -1;
     struct sg_spawner_config sc = {.state_dir = a->state_dir,
                                    .agent_path = agent,
-                                   .rootfs = rootfs,
+                                   .rootfs = sg_roots_dirs(a->roots),
                                    .uid_base = a->cfg->uid_base};
     return sg_spawner_start(&a->spawner, &sc, err);
 }
@@ -259,8 +252,8 @@ static int open_repos(struct app *a, const struct sg_worktree_config *wc, struct
 
 static int make_backends(struct app *a, const struct sg_worktree_config *wc, struct sg_error *err)
 {
-    size_t n;
-    sg_cleanup(sg_free_p) struct sg_local_pool_config *pools = sg_config_local_pools(a->cfg, &n);
+    size_t n = 0;
+    const struct sg_local_pool_config *pools = a->roots ? sg_roots_pools(a->roots, &n) : NULL;
     struct sg_backend_settings settings = {
         .local_pools = pools, .n_local_pools = n, .worktree = wc, .fake_script = a->cfg->fake.script};
     struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .repos = a->repos, .spawner = a->spawner,
@@ -496,6 +489,7 @@ static void tear_down(struct app *a)
     sg_backends_free(a->backends);
     a->repos = sg_repos_close(a->repos);
     a->spawner = sg_spawner_free(a->spawner);
+    a->roots = sg_roots_free(a->roots);
     /* Workers and the store thread may still call into the service; once they have ended nobody does. */
     sg_workq_free(a->workq);
     sg_store_free(a->store);

@@ -18,6 +18,8 @@
 /* A local pool. The strings of `pool` belong to the configuration. */
 struct sg_config_pool {
     struct sg_local_pool_config pool;
+    struct sg_config_pair *images; /* name, path: they become pool.images in roots.c */
+    size_t n_images;
     bool archive_enabled;
     const char *const *archive_dirs; /* of home, work, runtime, tmp */
     int64_t archive_ttl_ms;
@@ -98,6 +100,7 @@ struct sg_config {
     } snapshots;
     struct sg_config_pool local_bwrap; /* the default pool, named "default" */
     uint32_t uid_base;                 /* of all local pools */
+    int64_t image_max_bytes;           /* likewise: of one archive, unpacked */
     struct sg_config_pool *local_pools; /* further ones */
     size_t n_local_pools;
     struct {

@@ -10,6 +10,12 @@ enum sg_disk { SG_DISK_TMPFS, SG_DISK_DIR };
 #define SG_LOCAL_POOL_SIZE_MAX 1024U
 #define SG_LOCAL_WAITERS_DEFAULT 1024U
 
+/* A root file system that leases may name. */
+struct sg_local_image {
+    const char *name;
+    const char *rootfs; /* as that of the pool */
+};
+
 /* Copied by the driver; strings are borrowed for the call. */
 struct sg_local_pool_config {
     const char *name;           /* [a-z0-9_-]{1,63}, unique; the first pool is the default one */
@@ -25,6 +31,8 @@ struct sg_local_pool_config {
     int64_t cpu_milli;   /* thousandths of one CPU, 0: no limit */
     bool require_limits; /* refuse to start when a limit cannot be enforced by a cgroup */
     const char *rootfs;  /* NULL: the host's system directories, read-only; else one that the spawner knows */
+    const struct sg_local_image *images; /* further ones, which leases may ask for by name; names are unique */
+    size_t n_images;
     enum sg_egress egress; /* not open: refused as not available yet */
     const char *const *egress_allow; /* NULL-terminated, or NULL; as in backends/egress/rules.h. Of SG_EGRESS_RESTRICTED not empty */
 

@@ -4,7 +4,9 @@
 #include <utlist.h>
 
 #include "backends/local_bwrap/pool_priv.h"
+#include "base/buf.h"
 #include "base/clock.h"
+#include "base/json.h"
 
 /* ---- check ---- */
 
@@ -91,6 +93,45 @@ static int check_service_port(const struct pool *p, const struct sg_sandbox_spec
     return 0;
 }
 
+/* ---- images ---- */
+
+/* NULL: the pool has none of that name. */
+static const struct sg_local_image *find_image(const struct pool *p, const char *name)
+{
+    for (size_t i = 0; i < p->cfg.n_images; i++) {
+        if (sg_streq(p->cfg.images[i].name, name)) {
+            return &p->cfg.images[i];
+        }
+    }
+    return NULL;
+}
+
+static int check_image(const struct pool *p, const char *name, struct sg_error *err)
+{
+    if (name == NULL || find_image(p, name) != NULL) {
+        return 0;
+    }
+    struct sg_buf names;
+    json_t *list = json_array();
+    sg_buf_init(&names, 2048);
+    for (size_t i = 0; i < p->cfg.n_images; i++) {
+        (void)sg_buf_addf(&names, "%s%s", i > 0 ? ", " : "", p->cfg.images[i].name);
+        (void)json_array_append_new(list, json_string(p->cfg.images[i].name));
+    }
+    if (p->cfg.n_images > 0) {
+        sg_error_field(err, SG_NOT_SUPPORTED, "image", "local pool \"%s\" has no image of that name; it has %.*s", p->cfg.name, (int)names.len,
+                       names.data);
+    } else {
+        sg_error_field(err, SG_NOT_SUPPORTED, "image", "local pool \"%s\" has no images to choose from", p->cfg.name);
+    }
+    sg_buf_finish(&names);
+    if (err != NULL) {
+        sg_error_member(err, "images", sg_json_ref(list));
+    }
+    sg_json_unref(list);
+    return sg_error_reason(err, "unknown_image");
+}
+
 static int check_for(const struct pool *p, const struct sg_sandbox_spec *spec, struct sg_error *err)
 {
     bool blackbox = spec->mode == SG_MODE_BLACKBOX;
@@ -103,8 +144,8 @@ static int check_for(const struct pool *p, const struct sg_sandbox_spec *spec, s
     if (blackbox && check_service_port(p, spec, err) < 0) {
         return -1;
     }
-    if (spec->image != NULL) {
-        return sg_error_field(err, SG_NOT_SUPPORTED, "image", "local sandboxes have no images");
+    if (check_image(p, spec->image, err) < 0) {
+        return -1;
     }
     return check_limits(p, &spec->limits, err);
 }
@@ -132,8 +173,17 @@ static void waiter_free(struct waiter *w)
     local_unref(l);
 }
 
+static void break_promise(struct waiter *w)
+{
+    if (w->coming != NULL) {
+        w->coming->promised = NULL;
+        w->coming = NULL;
+    }
+}
+
 static void leave_queue(struct waiter *w)
 {
+    break_promise(w);
     if (w->queued) {
         DL_DELETE(w->pool->waiters, w);
         w->queued = false;
@@ -184,8 +234,8 @@ static void waiter_timeout(struct sg_timer *t)
 {
     struct waiter *w = WAITER_OF(t, timer);
     struct sg_error err = {0};
-    sg_error_set(&err, SG_ACQUIRE_TIMEOUT, "no slot of local pool \"%s\" became free within %lld ms",
-                 w->pool->cfg.name, (long long)w->timeout_ms);
+    sg_error_set(&err, SG_ACQUIRE_TIMEOUT, "no slot of local pool \"%s\" became %s within %lld ms", w->pool->cfg.name,
+                 w->coming != NULL ? "ready with that image" : "free", (long long)(w->coming != NULL ? sg_now_ms() - w->began_ms : w->timeout_ms));
     sg_error_retry_after(&err, 1);
     waiter_answer(w, NULL, &err);
     sg_error_clear(&err);
@@ -283,11 +333,68 @@ static void give(struct slot *s, struct waiter *w)
     }
 }
 
+/* The first to whom no slot is promised. */
+static struct waiter *next_waiter(const struct pool *p)
+{
+    struct waiter *w = p->waiters;
+    while (w != NULL && w->coming != NULL) {
+        w = w->next;
+    }
+    return w;
+}
+
+/* The slot's sandbox makes room for one with the image that w wants. That takes its own time, which w then has. */
+static void promise(struct slot *s, struct waiter *w)
+{
+    const struct sg_local_pool_config *c = &s->pool->cfg;
+    int64_t due_ms = sg_now_ms() + SG_SPAWNER_BUILD_MS + (c->mode == SG_POOL_BLACKBOX ? c->service_start_ms : 0);
+    w->coming = s;
+    s->promised = w;
+    if (due_ms > w->due_ms) {
+        w->due_ms = due_ms;
+        sg_timer_set(s->pool->l->parts.reactor, &w->timer, due_ms);
+    }
+    slot_rebuild(s);
+}
+
+static void serve(struct slot *s, struct waiter *w)
+{
+    if (w->image == s->gen->image) {
+        give(s, w);
+    } else {
+        promise(s, w);
+    }
+}
+
+/* Who has been promised a slot that does not come may have one that is ready. */
+static void serve_waiters(struct pool *p)
+{
+    for (struct waiter *w = next_waiter(p); w != NULL && p->ready != NULL; w = next_waiter(p)) {
+        struct slot *s = p->ready;
+        pool_withdraw(s);
+        serve(s, w);
+    }
+}
+
 void pool_offer(struct slot *s)
 {
     struct pool *p = s->pool;
-    if (p->waiters != NULL && !s->draining) {
-        give(s, p->waiters);
+    struct waiter *w = s->promised;
+    if (w != NULL) {
+        break_promise(w);
+    }
+    if (s->draining) {
+        serve_waiters(p);
+        w = NULL;
+    } else if (w == NULL || w->image != s->gen->image) {
+        w = next_waiter(p);
+    }
+    if (w != NULL) {
+        serve(s, w);
+        return;
+    }
+    if (s->gen->image != NULL) {
+        slot_rebuild(s); /* nobody wants it any more */
         return;
     }
     slot_set_state(s, SG_SLOT_READY);
@@ -295,6 +402,24 @@ void pool_offer(struct slot *s)
         s->offered = true;
         DL_APPEND(p->ready, s);
     }
+}
+
+void pool_build_failed(struct slot *s, const struct sg_error *err)
+{
+    struct waiter *w = s->promised;
+    if (w == NULL) {
+        return;
+    }
+    break_promise(w);
+    if (w->image == NULL) {
+        serve_waiters(s->pool);
+        return;
+    }
+    struct sg_error why = {0};
+    sg_error_set(&why, SG_UNAVAILABLE, "no sandbox with the image %s could be built: %s", w->image->name, err->message);
+    sg_error_retry_after(&why, 5);
+    waiter_answer(w, NULL, &why);
+    sg_error_clear(&why);
 }
 
 void pool_withdraw(struct slot *s)
@@ -372,19 +497,25 @@ static void waiter_start(struct sg_task *t)
         return;
     }
     struct slot *s = p->ready;
-    if (s != NULL) {
+    if (s != NULL && w->image == NULL) {
         pool_withdraw(s);
         give(s, w);
         return;
     }
-    if (w->timeout_ms <= 0) {
+    if (s == NULL && w->timeout_ms <= 0) {
         waiter_timeout(&w->timer);
         return;
     }
     w->queued = true;
+    w->began_ms = sg_now_ms();
+    w->due_ms = w->began_ms + w->timeout_ms;
     DL_APPEND(p->waiters, w);
     set_waiters(p, p->n_waiters + 1);
-    sg_timer_set(p->l->parts.reactor, &w->timer, sg_now_ms() + w->timeout_ms);
+    sg_timer_set(p->l->parts.reactor, &w->timer, w->due_ms);
+    if (s != NULL) {
+        pool_withdraw(s);
+        promise(s, w);
+    }
 }
 
 int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
@@ -400,6 +531,7 @@ int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct 
     w->done = *done;
     w->limits = spec->limits;
     w->egress = egress_of(p, spec);
+    w->image = spec->image != NULL ? find_image(p, spec->image) : NULL;
     (void)snprintf(w->lease_id, sizeof w->lease_id, "%s", spec->lease_id != NULL ? spec->lease_id : "");
     w->timeout_ms = spec->acquire_timeout_ms >= 0 ? spec->acquire_timeout_ms : p->cfg.acquire_timeout_ms;
     w->cancel = cancel != NULL ? sg_cancel_ref(cancel) : NULL;

@@ -24,6 +24,11 @@ static void pool_finish(struct pool *p)
     free((char *)(uintptr_t)p->cfg.name);
     free((char *)(uintptr_t)p->cfg.rootfs);
     free((char *)(uintptr_t)p->cfg.service_health_path);
+    for (size_t i = 0; i < p->cfg.n_images; i++) {
+        free((char *)(uintptr_t)p->cfg.images[i].name);
+        free((char *)(uintptr_t)p->cfg.images[i].rootfs);
+    }
+    free((void *)(uintptr_t)p->cfg.images);
     for (size_t i = 0; p->cfg.service_command != NULL && p->cfg.service_command[i] != NULL; i++) {
         free((char *)(uintptr_t)p->cfg.service_command[i]);
     }
@@ -300,6 +305,15 @@ static int start_egress(struct local *l, const struct sg_local_pool_config *pool
     return egress_env(&l->proxy_env, err) < 0 || (proxies && sg_egress_hub_new(l->parts.reactor, &l->egress, err) < 0) ? -1 : 0;
 }
 
+static const struct sg_local_image *copy_images(const struct sg_local_image *images, size_t n)
+{
+    struct sg_local_image *copy = sg_xcalloc(n, sizeof *copy);
+    for (size_t i = 0; i < n; i++) {
+        copy[i] = (struct sg_local_image){sg_xstrdup(images[i].name), sg_xstrdup(images[i].rootfs)};
+    }
+    return copy;
+}
+
 static void pool_init(struct pool *p, struct local *l, const struct sg_local_pool_config *c, uint32_t first)
 {
     p->l = l;
@@ -308,6 +322,7 @@ static void pool_init(struct pool *p, struct local *l, const struct sg_local_poo
     p->cfg.rootfs = c->rootfs != NULL ? sg_xstrdup(c->rootfs) : NULL;
     p->cfg.egress_allow = NULL; /* that is what the rules are made of */
     (void)sg_egress_rules_new(c->egress_allow, &p->rules, NULL); /* it has been checked */
+    p->cfg.images = copy_images(c->images, c->n_images);
     p->cfg.service_command = copy_list(c->service_command);
     p->cfg.service_health_path = c->service_health_path != NULL ? sg_xstrdup(c->service_health_path) : NULL;
     p->cfg.waiters_max = c->waiters_max != 0 ? c->waiters_max : SG_LOCAL_WAITERS_DEFAULT;

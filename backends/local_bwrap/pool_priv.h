@@ -76,6 +76,7 @@ struct gen {
     struct sg_slot_built built;  /* without agent_fd and cgroup_fd; constant once READY */
     unsigned n_limit_fds;        /* the first ones of built.limit_fds */
     struct sg_limits limits;     /* effective; 0: none */
+    const struct sg_local_image *image; /* whose root file system it has, NULL: the pool's own */
     int mounts;                  /* its mount namespace, or -1; */
     struct sg_hold *mounts_hold; /* and what keeps the slot back until it is closed */
     struct sg_watch death;       /* pidfd */
@@ -112,6 +113,7 @@ struct slot {
     bool queued;       /* in local.build_queue */
     bool offered;      /* in pool.ready */
     bool undead;       /* it could not be destroyed: that is tried again first */
+    struct waiter *promised; /* whose image it is being rebuilt with, or NULL */
     struct sg_timer retry;
     struct slot *prev, *next;   /* pool.ready: least recently used first */
     struct slot *bprev, *bnext; /* local.build_queue */
@@ -135,11 +137,14 @@ struct waiter {
     struct sg_sandbox_done done;
     char lease_id[SG_ID_MAX];
     int64_t timeout_ms;
+    int64_t began_ms, due_ms; /* sg_now_ms() time */
     struct sg_task start_task;
     struct sg_timer timer;
     struct sg_cancel *cancel; /* one reference, or NULL */
     struct sg_cancel_hook hook;
     struct sg_task cancel_task;
+    const struct sg_local_image *image; /* asked for, NULL: the pool's own root file system */
+    struct slot *coming;     /* the slot that is promised to it, while that is rebuilt; or NULL */
     struct sg_limits limits; /* of its own; 0: the pool's */
     enum sg_egress egress;
     struct gen *limiting;    /* its sandbox, while the spawner sets them; one reference */
@@ -204,8 +209,11 @@ void mounts_drop(struct gen *g);
 int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
                 const struct sg_sandbox_done *done, struct sg_error *err);
 int pool_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err);
-/* A READY slot goes to the first who waits, else to the end of the ready list; a drained one to nobody. */
+/* A READY slot goes to the first who waits, else to the end of the ready list; a drained one to nobody. One with another image than is
+ * wanted is rebuilt first; in the ready list all have the pool's own. */
 void pool_offer(struct slot *s);
+/* The slot could not be built: whom it was promised to hears so, when it was for the image, or waits for another. */
+void pool_build_failed(struct slot *s, const struct sg_error *err);
 /* Not READY any more, or drained. */
 void pool_withdraw(struct slot *s);
 /* Could no slot of the pool be leased even if all worked? */
@@ -241,6 +249,8 @@ void slot_want(struct slot *s);
 void gen_take_limits(struct gen *g, struct sg_slot_built *b);
 /* Ends the sandbox of the slot; done (may be NULL) when nothing of it runs. */
 void gen_release(struct gen *g, const struct sg_done *done);
+/* A READY one is rebuilt, for whom it is promised to. */
+void slot_rebuild(struct slot *s);
 /* A slot without a lease is rebuilt, a FAILED one at once. hard: a leased one too, whose lease is lost. */
 void slot_recycle(struct slot *s, bool hard);
 /* The driver ends: so does the slot, as soon as it can. */

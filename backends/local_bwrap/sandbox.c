@@ -163,6 +163,7 @@ struct json_t *sandbox_metadata(struct sg_sandbox *sb)
     if (v != NULL) {
         (void)json_object_set_new(v, "egress", json_string(sg_egress_name(g->egress)));
         (void)json_object_set_new(v, "limits", limits_json(&g->limits));
+        (void)json_object_set_new(v, "image", g->image != NULL ? json_string(g->image->name) : json_null());
     }
     if (v != NULL && c->mode == SG_POOL_BLACKBOX) {
         (void)json_object_set_new(v, "service", json_pack("{s:i, s:s}", "port", (int)c->service_port, "health_path", c->service_health_path));

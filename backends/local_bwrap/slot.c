@@ -116,6 +116,7 @@ static void build_failed(struct slot *s, const struct sg_error *err)
     s->failures++;
     slot_set_last_error(s, err);
     slot_event(s, SG_SLOT_BUILD_FAILED, err);
+    pool_build_failed(s, err);
     if (s->state == SG_SLOT_FAILED) {
         /* stays FAILED while it is tried again */
     } else if (s->state != SG_SLOT_STARTING) {
@@ -407,7 +408,6 @@ static void build_one(struct slot *s)
     const struct sg_local_pool_config *c = &s->pool->cfg;
     struct sg_slot_spec spec = {
         .slot = s->number,
-        .rootfs = c->rootfs,
         .disk_bytes = c->disk_max,
         .disk_dir = c->disk == SG_DISK_DIR,
         .memory_bytes = c->memory_max,
@@ -416,6 +416,8 @@ static void build_one(struct slot *s)
         .deadline_ms = sg_now_ms() + SG_SPAWNER_BUILD_MS,
     };
     struct gen *g = gen_new(s);
+    g->image = s->promised != NULL ? s->promised->image : NULL;
+    spec.rootfs = g->image != NULL ? g->image->rootfs : c->rootfs;
     g->spawning = true;
     g->building = true;
     slot_set_gen(s, g);
@@ -581,6 +583,13 @@ void gen_release(struct gen *g, const struct sg_done *done)
     } else {
         slot_empty(s);
     }
+}
+
+void slot_rebuild(struct slot *s)
+{
+    s->failures = 0;
+    slot_set_state(s, SG_SLOT_RESETTING);
+    gen_end(s->gen);
 }
 
 void slot_recycle(struct slot *s, bool hard)

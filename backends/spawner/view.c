@@ -152,14 +152,26 @@ static int make_host_root(struct sg_view *v, struct sg_error *err)
     return 0;
 }
 
-/* The image's own /etc, with the generated files over those of the same name. */
+/* The image's own /etc, with the generated files over those of the same name; all of them where it has none. */
 static int take_etc(struct sg_view *v, struct sg_view_root *r, const char *base, struct sg_error *err)
 {
     sg_cleanup(sg_free_p) char *etc = sg_xasprintf("%s/etc-%zu", v->anchor, v->n_roots);
     if (mkdir(etc, 0755) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", etc);
     }
-    if (sg_view_etc_make(etc, false, err) < 0 || take_entry(r, base, "etc", err) < 0) {
+    if (sg_view_etc_make(etc, false, err) < 0) {
+        return -1;
+    }
+    sg_cleanup(sg_free_p) char *own = sg_xasprintf("%s/etc", base);
+    sg_cleanup(sg_free_p) char *at = sg_xasprintf("%s/etc", r->path);
+    struct stat its;
+    if (lstat(own, &its) < 0) {
+        return rename(etc, at) < 0 ? sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", at) : 0;
+    }
+    if (!S_ISDIR(its.st_mode)) {
+        return sg_error_set(err, SG_UNAVAILABLE, "its etc is not a directory");
+    }
+    if (take_entry(r, base, "etc", err) < 0) {
         return -1;
     }
     DIR *d = opendir(etc);

@@ -63,7 +63,9 @@ static const struct conf_table token_table = {token_keys, SG_COUNT_OF(token_keys
     {.section = sec, .name = "health_interval", .type = CONF_DURATION, AT(owner, prefix pool.health_interval_ms), .def = "10s", \
      RANGE(0, HOUR), .help = "between checks of a waiting slot, 0: none"}, \
     {.section = sec, .name = "rootfs", .type = CONF_STRING, AT(owner, prefix pool.rootfs), PATH, \
-     .help = "root file system of the sandboxes; without it the host's system directories, read-only"}, \
+     .help = "root file system of the sandboxes, read-only: a directory or a tar archive (plain, gzip, zstd); without it the host's system directories"}, \
+    {.section = sec, .name = "images", .type = CONF_TEXTS, AT(owner, prefix images), COUNT(owner, prefix n_images), PATH, \
+     .help = "further ones, which leases may ask for with `image`: {name: path}"}, \
     {.section = sec, .name = "egress", .type = CONF_ENUM, AT(owner, prefix pool.egress), .def = "none", .choices = egresses, \
      .help = "what of the network a sandbox reaches"}, \
     {.section = sec, .name = "egress_allow", .type = CONF_STRINGS, AT(owner, prefix pool.egress_allow), \
@@ -202,6 +204,8 @@ static const struct conf_key top_keys[] = {
     {.section = "local_bwrap", .name = "uid_base", .type = CONF_INT, TOP(uid_base), .def = "200000",
      RANGE(1000, INT64_C(4294900000)),
      .help = "a root server runs slot n (of all pools) as the host uids base + 2n and base + 2n + 1"},
+    {.section = "local_bwrap", .name = "image_max_bytes", .type = CONF_SIZE, TOP(image_max_bytes), .def = "16GiB", RANGE(1, 1024 * GIB),
+     .help = "most bytes of a root file system (of any pool) that is unpacked from an archive"},
     {.section = "local_pools", .name = "", .type = CONF_OBJECTS, TOP(local_pools), COUNT(struct sg_config, n_local_pools),
      .sub = &pool_table, .help = "further local pools: {name, and the keys of local_bwrap}"},
 
