@@ -33,6 +33,13 @@ int sg_driver_adopt(struct sg_driver *d, const struct sg_adopt *a, const struct 
     return d->ops->adopt != NULL ? d->ops->adopt(d, a, done, err) : unsupported(d, "sandboxes of a server before this one", err);
 }
 
+void sg_driver_settled(struct sg_driver *d)
+{
+    if (d->ops->settled != NULL) {
+        d->ops->settled(d);
+    }
+}
+
 int sg_driver_health(struct sg_driver *d, struct sg_error *err)
 {
     return d->ops->health != NULL ? d->ops->health(d, err) : 0;

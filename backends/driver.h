@@ -272,6 +272,9 @@ struct sg_driver_ops {
      * SG_SANDBOX_LOST: there is none. It does not fail because the provider cannot be asked: it goes on asking, until it can or the
      * driver ends (SG_SHUTTING_DOWN). */
     int (*adopt)(struct sg_driver *d, const struct sg_adopt *a, const struct sg_sandbox_done *done, struct sg_error *err);
+    /* MAY: once, after adopt has been called for all leases of servers before this one. What else there is of this server's at the provider
+     * is nobody's, and the driver removes it, now and whenever it may have appeared. */
+    void (*settled)(struct sg_driver *d);
     /* MAY: where the provider ends sandboxes by itself. It does so at least left_ms from now, or later where it was to end later. */
     int (*extend)(struct sg_sandbox *sb, int64_t left_ms, const struct sg_done *done, struct sg_error *err);
     /* MUST. done(NULL) once nothing of the sandbox runs any more. Idempotent; a lost sandbox succeeds. SG_SHUTTING_DOWN (only
@@ -311,6 +314,7 @@ int sg_driver_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, str
 int sg_driver_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel,
                      const struct sg_sandbox_done *done, struct sg_error *err);
 int sg_driver_adopt(struct sg_driver *d, const struct sg_adopt *a, const struct sg_sandbox_done *done, struct sg_error *err);
+void sg_driver_settled(struct sg_driver *d);
 int sg_driver_health(struct sg_driver *d, struct sg_error *err);
 struct sg_driver *sg_driver_free(struct sg_driver *d);
 

@@ -1,5 +1,6 @@
 #include "backends/registry.h"
 
+#include "backends/docker/docker.h"
 #include "backends/fake/fake.h"
 #include "backends/local_bwrap/local_bwrap.h"
 #include "backends/worktree/worktree.h"
@@ -36,6 +37,16 @@ static int make_worktree(const struct sg_backend_settings *s, const struct sg_ba
     return sg_worktree_new(s->worktree, &p, parts->repos, ret, err);
 }
 
+static int make_docker(const struct sg_backend_settings *s, const struct sg_backend_parts *parts,
+                       struct sg_driver **ret, struct sg_error *err)
+{
+    const struct sg_docker_parts p = {.reactor = parts->reactor, .workq = parts->workq, .net = parts->net};
+    if (parts->net == NULL || s->docker == NULL) {
+        return sg_error_set(err, SG_UNAVAILABLE, "there are no means to call an engine");
+    }
+    return sg_docker_new(s->docker, &p, ret, err);
+}
+
 static int make_fake(const struct sg_backend_settings *s, const struct sg_backend_parts *parts,
                      struct sg_driver **ret, struct sg_error *err)
 {
@@ -43,7 +54,7 @@ static int make_fake(const struct sg_backend_settings *s, const struct sg_backen
 }
 
 static const struct sg_backend_row rows[] = {
-    {"worktree", make_worktree},  {"docker", NULL},  {"local_bwrap", make_local_bwrap},
+    {"worktree", make_worktree},  {"docker", make_docker},  {"local_bwrap", make_local_bwrap},
     {"e2b", NULL},       {"modal", NULL},   {"daytona", NULL},
     {"blaxel", NULL},    {"runloop", NULL}, {"vercel", NULL},
     {"fake", make_fake}, /* for tests: nothing but a configuration that names it turns it on */

@@ -5,6 +5,7 @@
 #ifndef SG_BACKENDS_H
 #define SG_BACKENDS_H
 
+#include "backends/docker/config.h"
 #include "backends/driver.h"
 #include "backends/local_bwrap/config.h"
 #include "backends/repos.h"
@@ -12,6 +13,7 @@
 #include "base/reactor.h"
 #include "base/workq.h"
 
+struct sg_net;
 struct sg_spawner;
 struct sg_backends;
 
@@ -19,6 +21,7 @@ struct sg_backends;
 struct sg_backend_parts {
     struct sg_reactor *reactor;
     struct sg_workq *workq;
+    struct sg_net *net;         /* NULL: what calls providers refuses with SG_UNAVAILABLE */
     struct sg_repos *repos;     /* NULL: worktree refuses with SG_UNAVAILABLE */
     struct sg_spawner *spawner; /* NULL: local_bwrap refuses with SG_UNAVAILABLE */
     /* MAY be NULL: what happens to slots of local pools. Reactor thread; must not block or call the driver. */
@@ -33,6 +36,7 @@ struct sg_backend_settings {
     const struct sg_local_pool_config *local_pools;
     size_t n_local_pools;
     const struct sg_worktree_config *worktree; /* or NULL */
+    const struct sg_docker_config *docker;     /* or NULL */
     const char *fake_script; /* JSON, or NULL */
 };
 

@@ -4,6 +4,7 @@
 #include "base/fd.h"
 #include "base/workq.h"
 #include "backends/facts.h"
+#include "backends/net/http.h"
 #include "backends/spawner/spawner.h"
 #include "backends/worktree/worktree.h"
 #include "http/api.h"
@@ -42,6 +43,7 @@ struct app {
     struct sg_reactor *reactor;
     struct sg_workq *workq;
     struct sg_store *store;
+    struct sg_net *net;
     struct sg_repos *repos;
     struct sg_backends *backends;
     struct sg_names held;
@@ -250,13 +252,52 @@ static int open_repos(struct app *a, const struct sg_worktree_config *wc, struct
     return wc->n_repos > 0 ? sg_repos_open(wc, &parts, &a->repos, err) : 0;
 }
 
+static int docker_config(const struct app *a, const char *dir, const char *agent, struct sg_docker_config *ret, struct sg_error *err)
+{
+    const struct sg_config *c = a->cfg;
+
+    *ret = (struct sg_docker_config){.host = c->docker.host,
+                                     .tls_ca = c->docker.tls_ca,
+                                     .tls_cert = c->docker.tls_cert,
+                                     .tls_key = c->docker.tls_key,
+                                     .image = c->docker.image,
+                                     .images_allowed = c->docker.images_allowed,
+                                     .pull = c->docker.pull,
+                                     .pull_ms = c->docker.pull_timeout_ms,
+                                     .dir = dir,
+                                     .host_dir = c->docker.agent_host_dir,
+                                     .agent_path = agent,
+                                     .memory_max = c->docker.memory_max,
+                                     .pids_max = c->docker.pids_max,
+                                     .cpu_milli = c->docker.cpu_milli,
+                                     .disk_max = c->docker.disk_max,
+                                     .egress = c->docker.egress,
+                                     .network = c->docker.network,
+                                     .warm = (unsigned)c->docker.warm,
+                                     .start_ms = c->docker.start_timeout_ms,
+                                     .orphan_grace_ms = c->docker.orphan_grace_ms};
+    if (!sg_docker_user_parse(c->docker.user, &ret->uid, &ret->gid))
+        return sg_error_field(err, SG_INVALID_REQUEST, "docker.user", "must be the numbers of a user and a group other than root, such as 1000:1000");
+    return 0;
+}
+
+/* Only for those that call somebody. */
+static int start_net(struct app *a, struct sg_error *err)
+{
+    return enabled(a, "docker") ? sg_net_new(&a->net, err) : 0;
+}
+
 static int make_backends(struct app *a, const struct sg_worktree_config *wc, struct sg_error *err)
 {
     size_t n = 0;
+    struct sg_docker_config dc;
+    sg_cleanup(sg_free_p) char *docker_dir = sg_xasprintf("%s/docker", a->state_dir);
     const struct sg_local_pool_config *pools = a->roots ? sg_roots_pools(a->roots, &n) : NULL;
     struct sg_backend_settings settings = {
-        .local_pools = pools, .n_local_pools = n, .worktree = wc, .fake_script = a->cfg->fake.script};
-    struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .repos = a->repos, .spawner = a->spawner,
+        .local_pools = pools, .n_local_pools = n, .worktree = wc, .docker = &dc, .fake_script = a->cfg->fake.script};
+    if (docker_config(a, docker_dir, wc->agent_path, &dc, err) < 0 || start_net(a, err) < 0)
+        return -1;
+    struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .net = a->net, .repos = a->repos, .spawner = a->spawner,
                                      .slot_event = slot_event, .egress_event = egress_event, .slot_event_arg = a};
 
     return sg_backends_new(a->cfg->backends.enabled, sg_config_count(a->cfg->backends.enabled), &settings, &parts, &a->backends,
@@ -487,6 +528,7 @@ static void tear_down(struct app *a)
     if (a->service)
         sg_service_end_all(a->service, sg_now_ms() + END_LEASES_MS);
     sg_backends_free(a->backends);
+    a->net = sg_net_free(a->net);
     a->repos = sg_repos_close(a->repos);
     a->spawner = sg_spawner_free(a->spawner);
     a->roots = sg_roots_free(a->roots);

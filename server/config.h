@@ -120,6 +120,13 @@ struct sg_config {
         int64_t memory_max, pids_max, cpu_milli;
         enum sg_egress egress;
         int64_t warm;
+        const char *tls_ca, *tls_cert, *tls_key;
+        bool pull;
+        int64_t pull_timeout_ms;
+        int64_t disk_max;
+        const char *network;
+        int64_t start_timeout_ms;
+        int64_t orphan_grace_ms;
     } docker;
     struct sg_config_cloud e2b, modal, daytona, blaxel, runloop, vercel;
     struct sg_config_remote *remotes;

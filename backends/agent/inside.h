@@ -21,19 +21,24 @@ struct out_packet {
 
 /* A command, or the helper over one. */
 struct live {
-    uint64_t id; /* 0: free entry */
+    uint64_t id; /* 0: free entry; SG_AGENT_NOBODYS: of a server that is gone */
     pid_t pid;   /* of the command; of the helper when ctl >= 0 */
     int ctl;     /* socket to the helper, or -1 */
     bool ended;  /* EXITED was sent, or the start failed: only the helper is left */
 };
 
 struct worker {
-    uint64_t id; /* 0: free entry */
+    uint64_t id; /* as in live */
     pid_t pid;
 };
 
 struct agent {
-    int sock, epoll, signals, null;
+    int sock, epoll, signals, null; /* sock -1: no server now */
+    int listen; /* where servers come to, or -1 */
+    int64_t grace_ms; /* how long it waits for one */
+    unsigned n_own;
+    char **own; /* directories that are to be the command user's */
+    const char *listen_dir;
     int root; /* as it was passed; FILES_ROOT later */
     enum sg_agent_isolation isolation;
     uid_t command_uid;
@@ -55,11 +60,13 @@ struct agent {
 /* ---- out.c: packets to the server; never waits ---- */
 
 /* Sends m, or queues it; fd (or -1) is consumed. Ends the program when the queue overflows or the server is
- * gone. */
+ * gone, unless it waits for the next one: then it is thrown away. */
 void out_send(struct agent *a, struct sg_agent_msg *m, int fd);
 /* The socket takes packets again. */
 void out_flush(struct agent *a);
 void out_done(struct agent *a, uint64_t id, int error);
+/* About what a server that is gone had asked for: nobody is told. */
+#define SG_AGENT_NOBODYS UINT64_MAX
 /* Sends the master of the terminal of command id; fd is consumed. 0, or an errno when too many descriptors are in flight: then it
  * was not sent. */
 int out_terminal(struct agent *a, uint64_t id, int fd);

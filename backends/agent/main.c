@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "backends/agent/await.h"
 #include "backends/agent/setup.h"
 
 #define PACKETS_PER_TURN 64
@@ -457,6 +458,11 @@ static bool receive(struct agent *a)
     ssize_t n = recvmsg(a->sock, &h, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return false;
+    if (n <= 0 && a->listen >= 0) {
+        await_server(a, reap);
+        setup_hello(a);
+        return false;
+    }
     if (n <= 0)
         leave(a, n == 0 || errno == ECONNRESET ? EXIT_EOF : EXIT_PROTOCOL);
     struct passed p;
@@ -499,6 +505,9 @@ int main(int argc, char **argv)
         return keeper_main(argc, argv);
     static struct agent a; /* half a megabyte of tables that are touched as they are used */
     setup(&a, argc, argv);
+    if (a.listen >= 0)
+        await_server(&a, reap);
+    setup_hello(&a);
     serve(&a);
     return 0;
 }

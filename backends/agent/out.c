@@ -51,6 +51,12 @@ static void watch(struct agent *a, bool writable)
     (void)epoll_ctl(a->epoll, EPOLL_CTL_MOD, a->sock, &e);
 }
 
+/* ... and another one may come? */
+static bool server_gone(const struct agent *a, int e)
+{
+    return a->listen >= 0 && (e == EPIPE || e == ECONNRESET);
+}
+
 static void enqueue(struct agent *a, const void *data, size_t len, int fd)
 {
     if (a->queue_len == SG_AGENT_QUEUE_MAX || (fd >= 0 && a->queue_fds == SG_AGENT_FDS_IN_FLIGHT_MAX))
@@ -73,13 +79,16 @@ static bool send_or_queue(struct agent *a, struct sg_agent_msg *m, int fd)
     size_t len = sg_agent_encode(m, data, sizeof data);
     if (len == 0)
         _exit(EXIT_PROTOCOL);
-    int e = a->queue_len > 0 ? EAGAIN : put(a, data, len, fd);
+    bool nobody = a->sock < 0 || m->id == SG_AGENT_NOBODYS;
+    int e = nobody ? 0 : a->queue_len > 0 ? EAGAIN : put(a, data, len, fd);
     if (e == EAGAIN) {
         enqueue(a, data, len, fd);
         return true;
     }
     if (fd >= 0)
         close(fd);
+    if (server_gone(a, e))
+        return true; /* the end of file comes next */
     if (e != 0 && e != ETOOMANYREFS)
         _exit(e == EPIPE || e == ECONNRESET ? EXIT_EOF : EXIT_PROTOCOL);
     return e == 0;
@@ -105,7 +114,7 @@ void out_flush(struct agent *a)
     while (a->queue_len > 0) {
         struct out_packet *p = &a->queue[a->queue_head];
         int e = put(a, p->data, p->len, p->fd);
-        if (e == EAGAIN || e == ETOOMANYREFS)
+        if (e == EAGAIN || e == ETOOMANYREFS || server_gone(a, e))
             return;
         if (e != 0)
             _exit(e == EPIPE || e == ECONNRESET ? EXIT_EOF : EXIT_PROTOCOL);

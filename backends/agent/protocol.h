@@ -67,7 +67,8 @@
  *                 S_IFMT, u32 mode, u32 uid, u32 0, u64 size, i64 mtime_ns, i64 ctime_ns, u64 ino, u64 dev), string text
  *
  * An agent in `slot` mode has one connected socket, inherited; its end of file is the order to exit, which takes
- * the whole PID namespace along.
+ * the whole PID namespace along. One in `listen` mode accepts a server, and after the end of file the next one: the running commands
+ * of the one before are killed, their background children live on. Each of them gets a HELLO.
  */
 /* clang-format on */
 #ifndef SG_AGENT_PROTOCOL_H
@@ -92,9 +93,18 @@
  * ROOT_FD: the directory that is "/" for file requests and working directories, which cannot leave it. Commands see the host. At the
  * end of file the agent kills all that descends from it before it exits.
  *
+ * How a container starts it, as its first process and user 0:
+ *
+ *     sandgate-agent listen DIRECTORY COMMAND_UID COMMAND_GID GRACE_MS [OWN...]
+ *
+ * It listens on SG_AGENT_SOCKET_NAME in DIRECTORY, which must keep commands away, and takes only a server from outside of its PID
+ * namespace. Without one for GRACE_MS it exits. The directories OWN are given to the command user. It needs SETUID, SETGID and KILL,
+ * and until it listens what the rest takes (CHOWN, DAC_OVERRIDE).
+ *
  * Exit codes: 0 end of file; 64 bad arguments; 70 protocol violation, overflow or an attacked helper; 71 the
  * sandbox lacks what the agent needs (a line on stderr says what). */
 #define SG_AGENT_VERSION 1U
+#define SG_AGENT_SOCKET_NAME "agent.sock" /* in listen mode */
 
 #define SG_AGENT_HEADER 16U
 #define SG_AGENT_PACKET_MAX (64U * 1024U) /* header and payload */

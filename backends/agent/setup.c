@@ -1,5 +1,7 @@
 #include "backends/agent/setup.h"
 
+#include "backends/agent/await.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -77,18 +79,38 @@ static bool parse_host(struct agent *a, int argc, char **argv)
     return true;
 }
 
+static bool parse_listen(struct agent *a, int argc, char **argv)
+{
+    unsigned uid, gid, grace;
+    if (argc < 6 || argv[2][0] != '/' || !parse_number(argv[3], 1U << 30, &uid) || !parse_number(argv[4], 1U << 30, &gid) ||
+        !parse_number(argv[5], 1U << 30, &grace) || uid == 0 || gid == 0)
+        return false;
+    a->isolation = SG_AGENT_UID;
+    a->command_uid = uid;
+    a->command_gid = gid;
+    a->listen_dir = argv[2];
+    a->grace_ms = grace;
+    a->own = argv + 6;
+    a->n_own = (unsigned)(argc - 6);
+    return true;
+}
+
 static void parse(struct agent *a, int argc, char **argv)
 {
-    unsigned fd;
-    bool ok = argc >= 4 && parse_number(argv[2], 1 << 20, &fd) && fd > 2;
-    a->root = -1;
-    if (ok && strcmp(argv[1], "slot") == 0)
+    unsigned fd = AGENT_SOCK;
+    bool listens = argc > 1 && strcmp(argv[1], "listen") == 0;
+    bool ok = listens || (argc >= 4 && parse_number(argv[2], 1 << 20, &fd) && fd > 2);
+    a->root = a->listen = -1;
+    if (listens)
+        ok = parse_listen(a, argc, argv);
+    else if (ok && strcmp(argv[1], "slot") == 0)
         ok = parse_slot(a, argc, argv);
     else
         ok = ok && strcmp(argv[1], "host") == 0 && parse_host(a, argc, argv);
     if (!ok)
-        die(EXIT_USAGE, "usage: sandgate-agent slot FD uid|dumpable [COMMAND_UID COMMAND_GID], or host FD ROOT_FD");
-    a->sock = (int)fd;
+        die(EXIT_USAGE, "usage: sandgate-agent slot FD uid|dumpable [COMMAND_UID COMMAND_GID], host FD ROOT_FD, or "
+                        "listen DIRECTORY COMMAND_UID COMMAND_GID GRACE_MS [DIRECTORY...]");
+    a->sock = listens ? -1 : (int)fd;
 }
 
 /* A copy out of the way of those that get a number of their own; -1. */
@@ -102,22 +124,40 @@ static void take_descriptors(struct agent *a)
 {
     int null = out_of_the_way(open("/dev/null", O_RDWR | O_CLOEXEC));
     int root = out_of_the_way(a->root >= 0 ? a->root : open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
-    int sock = out_of_the_way(a->sock);
+    int sock = out_of_the_way(a->listen_dir != NULL ? null : a->sock); /* a place to be taken by the first server */
     if (sock < 0)
         die(EXIT_SETUP, "the socket is not open");
     if (null < 0 || root < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0)
         die(EXIT_SETUP, "cannot arrange the standard descriptors");
     if (fcntl(2, F_GETFD) < 0)
         dup2(null, 2);
-    if (dup3(sock, 3, O_CLOEXEC) < 0 || dup3(root, FILES_ROOT, O_CLOEXEC) < 0)
+    if (dup3(sock, AGENT_SOCK, O_CLOEXEC) < 0 || dup3(root, FILES_ROOT, O_CLOEXEC) < 0)
         die(EXIT_SETUP, "cannot take the socket");
-    a->sock = 3;
     int type = 0;
     socklen_t len = sizeof type;
-    if (getsockopt(3, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_SEQPACKET)
-        die(EXIT_SETUP, "the descriptor is not a SOCK_SEQPACKET socket");
+    if (a->listen_dir == NULL) {
+        a->sock = AGENT_SOCK;
+        if (getsockopt(a->sock, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_SEQPACKET)
+            die(EXIT_SETUP, "the descriptor is not a SOCK_SEQPACKET socket");
+    }
     syscall(SYS_close_range, FILES_ROOT + 1U, ~0U, 0U);
     a->null = open("/dev/null", O_RDONLY | O_CLOEXEC); /* what a command without stdin reads */
+}
+
+/* What needs the rights of the beginning: a name for its socket, and directories for its commands. */
+static void take_places(struct agent *a)
+{
+    if (a->listen_dir == NULL)
+        return;
+    a->listen = await_listen(a->listen_dir);
+    if (a->listen < 0)
+        die(EXIT_SETUP, "cannot listen in its directory");
+    for (unsigned i = 0; i < a->n_own; i++) {
+        struct stat st;
+        if (stat(a->own[i], &st) != 0 ||
+            (st.st_uid != a->command_uid && fchownat(AT_FDCWD, a->own[i], a->command_uid, a->command_gid, AT_SYMLINK_NOFOLLOW) != 0))
+            die(EXIT_SETUP, "cannot give the command user its directories");
+    }
 }
 
 static void get_caps(struct __user_cap_data_struct data[2])
@@ -213,19 +253,21 @@ static void take_signals(struct agent *a)
     a->signals = signalfd(-1, &chld, SFD_CLOEXEC | SFD_NONBLOCK);
     a->epoll = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event sock = {.events = EPOLLIN, .data.u64 = 0}, sig = {.events = EPOLLIN, .data.u64 = 1};
-    if (a->signals < 0 || a->epoll < 0 || epoll_ctl(a->epoll, EPOLL_CTL_ADD, a->sock, &sock) != 0 ||
+    if (a->signals < 0 || a->epoll < 0 || (a->sock >= 0 && epoll_ctl(a->epoll, EPOLL_CTL_ADD, a->sock, &sock) != 0) ||
         epoll_ctl(a->epoll, EPOLL_CTL_ADD, a->signals, &sig) != 0)
         die(EXIT_SETUP, "cannot set up epoll");
 }
 
-static void check_world(void)
+static void check_world(const struct agent *a)
 {
     struct stat st;
+    char path[32];
     int fd = files_resolve("/", O_PATH | O_DIRECTORY);
     if (fd < 0)
         die(EXIT_SETUP, "openat2 does not work here");
     close(fd);
-    if (stat("/proc/self/fd/3", &st) != 0 || !S_ISSOCK(st.st_mode))
+    snprintf(path, sizeof path, "/proc/self/fd/%d", a->listen >= 0 ? a->listen : a->sock);
+    if (stat(path, &st) != 0 || !S_ISSOCK(st.st_mode))
         die(EXIT_SETUP, "no usable /proc");
 }
 
@@ -241,7 +283,7 @@ static uint64_t netns_cookie(void)
     return cookie;
 }
 
-static void hello(struct agent *a)
+void setup_hello(struct agent *a)
 {
     struct sg_agent_msg m = {.type = SG_AGENT_HELLO};
     m.u.hello.pid = (uint32_t)getpid();
@@ -269,17 +311,17 @@ void setup(struct agent *a, int argc, char **argv)
     environ[0] = NULL;
     parse(a, argc, argv);
     take_descriptors(a);
+    take_places(a);
     drop_rights(a);
     set_files_limit(a);
     take_signals(a);
     if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0) /* changing ids has set it anew */
         die(EXIT_SETUP, "cannot hide from ptrace");
-    check_world();
+    check_world(a);
     a->spoke = mmap(NULL, sizeof(bool[SG_AGENT_WORKERS_MAX]), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (a->spoke == MAP_FAILED)
         die(EXIT_SETUP, "no memory for its workers");
     dup2(a->null, 2);
-    hello(a);
 }
 
 /* Commands may make files as fast as a worker takes them away. */

@@ -4,9 +4,11 @@
 
 #include "backends/agent/inside.h"
 
-/* Checks the arguments, closes what was inherited, drops rights, opens what is needed and says HELLO. Ends
- * the program with a line on stderr when something of it cannot be done. */
+/* Checks the arguments, closes what was inherited, drops rights and opens what is needed. Ends the program with a line on stderr when
+ * something of it cannot be done. */
 void setup(struct agent *a, int argc, char **argv);
+/* Says HELLO to the server that is there now. */
+void setup_hello(struct agent *a);
 
 /* In a fresh worker: an empty queue, and no descriptors of other requests' answers. */
 void setup_worker(struct agent *a);

@@ -133,5 +133,11 @@ int sg_service_recover(struct sg_service *s, size_t *ret_lost, struct sg_error *
 {
     const struct sg_recover how = {.outlives = outlives, .adopt = adopt, .arg = s};
 
-    return sg_registry_recover(s->leases, &how, ret_lost, err);
+    struct sg_driver *d;
+
+    if (sg_registry_recover(s->leases, &how, ret_lost, err) < 0)
+        return -1;
+    for (size_t i = 0; (d = sg_backends_at(s->parts.backends, i)) != NULL; i++)
+        sg_driver_settled(d);
+    return 0;
 }

@@ -12,6 +12,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "api"))
+import engine  # noqa: E402
 from harness import users  # noqa: E402
 from repos import Repo  # noqa: E402
 
@@ -69,6 +70,12 @@ def on_busybox():
             yield arguments
 
 
+@contextlib.contextmanager
+def in_containers():
+    with engine.engine() as e, serving("docker", docker={"host": e.host, "image": engine.IMAGE, "images_allowed": [], "pull": False}) as s:
+        yield s
+
+
 def needs_root():
     return None if os.geteuid() == 0 else "only root can start a server as somebody else; the row local_bwrap is such a server already"
 
@@ -78,6 +85,7 @@ TABLE = [
     Backend("local_bwrap_user", "local_bwrap", as_user, LOCAL, tty=True, missing=needs_root),
     Backend("local_bwrap_busybox", "local_bwrap", on_busybox, LOCAL, tty=True),
     Backend("worktree", "worktree", lambda: serving("worktree"), BASICS | {"network"}, isolated=False, limits=False),
+    Backend("docker", "docker", in_containers, LOCAL, tty=True, images=True, missing=engine.why_not),
     Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False),
 ]
 

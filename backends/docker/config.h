@@ -1,0 +1,33 @@
+/* How sandboxes are made on a container engine. Values are complete: whoever maps the configuration fills in defaults. */
+#ifndef SG_DOCKER_CONFIG_H
+#define SG_DOCKER_CONFIG_H
+
+#include "model/sandbox.h"
+
+#define SG_DOCKER_WARM_MAX 1024U
+
+/* Copied by the driver; strings are borrowed for the call. */
+struct sg_docker_config {
+    const char *host;                        /* unix:///PATH, tcp://HOST:PORT or https://HOST:PORT */
+    const char *tls_ca, *tls_cert, *tls_key; /* PEM files, or NULL; with them tcp:// means TLS */
+    const char *image;                       /* of a lease that names none; NULL: it must name one */
+    const char *const *images_allowed;       /* those a lease may name, besides; NULL: none */
+    bool pull;                               /* an image that is missing is pulled, */
+    int64_t pull_ms;                         /* ... for so long */
+    const char *dir;      /* the agent and its sockets lie below; made when missing, 0711 */
+    const char *host_dir; /* the same directory as the engine's host sees it; NULL: as this process does */
+    const char *agent_path;
+    uint32_t uid, gid; /* of commands, neither of them 0 */
+    int64_t memory_max, pids_max, cpu_milli; /* ceilings and defaults; 0: no limit */
+    int64_t disk_max;                        /* bytes of /workspace; home and /tmp have a quarter of it each */
+    enum sg_egress egress;                   /* none, loopback or open */
+    const char *network;                     /* of the engine's, for open */
+    unsigned warm;                           /* containers of the default image that are kept ready */
+    int64_t start_ms;                        /* how long a container may take to be ready once it has been started */
+    int64_t orphan_grace_ms;                 /* how long a container waits for a server before it ends */
+};
+
+/* "1000:1000", or "1000" for both: numbers above 0. */
+bool sg_docker_user_parse(const char *s, uint32_t *uid, uint32_t *gid);
+
+#endif

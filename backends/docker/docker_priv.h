@@ -1,0 +1,224 @@
+/* What the parts of the docker driver share; nobody else includes it.
+ *
+ * All state is the reactor thread's, but for what is said to be under the lock. Slots that are called on other threads post a task;
+ * answers of the engine arrive as tasks.
+ */
+#ifndef SG_DOCKER_PRIV_H
+#define SG_DOCKER_PRIV_H
+
+#include "backends/agent/sandbox.h"
+#include "backends/docker/docker.h"
+
+#include <jansson.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define DOCKER_API_MIN 41U /* minor of version 1 */
+#define DOCKER_API_MAX 44U
+
+#define LABEL_INSTANCE "sandgate.instance"
+#define LABEL_LEASE "sandgate.lease"
+#define LABEL_RUN "sandgate.run"
+#define LABEL_IMAGE "sandgate.image"
+
+#define NAME_LEN 96
+
+struct docker {
+    struct sg_driver base;
+    struct sg_docker_config cfg; /* with its own strings */
+    struct sg_docker_parts parts;
+    char instance[SG_ID_MAX]; /* this server, on an engine that others use, too */
+    int run_fd;               /* O_PATH of the directory of the sockets */
+    struct sg_net_client *engine;
+    atomic_int refs; /* the registry's, and one per box */
+
+    pthread_mutex_t lock; /* guards the next block */
+    pthread_cond_t changed;
+    bool closed;  /* nothing is posted any more */
+    bool stepped; /* close_task has run */
+    unsigned api; /* minor of the version spoken; 0: not known yet */
+    bool well;
+    struct sg_error why_not; /* when it is not well */
+
+    /* reactor thread */
+    struct box *boxes;
+    bool closing, settled, sweeping;
+    int inotify;
+    struct sg_watch news; /* of inotify */
+    struct sg_task close_task, settle_task;
+    struct sg_timer sweep_timer;
+    struct watch_engine *watching; /* events.c */
+    unsigned warming;
+    struct sg_timer warm_timer;
+};
+
+/* ---- boxes: containers, from the wish for one to their removal ---- */
+
+enum box_state {
+    BOX_MAKING, /* or being found */
+    BOX_WARM,   /* ready, and nobody's */
+    BOX_TAKEN,  /* was warm, and is becoming another's */
+    BOX_READY,
+    BOX_LOST,   /* its owner has been told, or will be in a moment */
+    BOX_ENDING,
+    BOX_GONE
+};
+
+struct box {
+    struct sg_agent_sandbox base; /* first: it is a struct sg_sandbox. base.sb.id is the container's name */
+    struct docker *d;
+    enum box_state state;
+    char run[SG_ID_MAX]; /* its directory below run_fd */
+    char lease[SG_ID_MAX];
+    char *image;
+    char *body;              /* of the create; NULL: one that is being found */
+    struct sg_limits limits; /* as they are */
+    bool open;               /* reaches the network */
+    struct sg_env env;       /* of the image */
+    int oom_fd;
+
+    /* making and finding */
+    struct sg_sandbox_done done;
+    struct sg_cancel *cancel;
+    struct sg_cancel_hook hook;
+    struct sg_task begin_task, cancel_task;
+    bool cancelled, pulled, created, adopted, warm;
+    struct sg_cancel *pull; /* fires to end a pull */
+    pid_t pid;              /* of its first process, as the engine says; 0: not known yet */
+    int wd;                 /* inotify's */
+    bool named;             /* its socket is there */
+    struct sg_agent *greeting; /* connected, not ready yet */
+    struct sg_timer timer;
+    struct sg_error why; /* of a failure, until what there was of it is removed */
+
+    /* ending */
+    struct ending *endings; /* who waits */
+    struct box *became; /* of a warm one: whose container it is now; that has a reference in `shell` */
+    struct box *shell;
+    unsigned tries;
+    bool removing;
+
+    bool listed;
+    struct box *prev, *next;
+};
+
+/* ---- docker.c ---- */
+
+struct docker *docker_ref(struct docker *d);
+void docker_unref(struct docker *d);
+/* Any thread. False: the driver has ended. */
+bool docker_post(struct docker *d, struct sg_task *t);
+struct box *docker_find(struct docker *d, const char *name);
+void docker_set_well(struct docker *d, bool well, const struct sg_error *why);
+
+/* ---- engine.c: calls ---- */
+
+/* An answer of the engine; borrowed. */
+struct reply {
+    int status;     /* 0: there was none, err says why */
+    json_t *json;   /* or NULL */
+    const char *message; /* of an error, or "" */
+    const struct sg_error *err;
+};
+typedef void reply_fn(void *arg, const struct reply *r);
+
+struct ask {
+    const char *method;
+    const char *path; /* after the version */
+    const char *body; /* JSON, or NULL */
+    int64_t ms;       /* until the answer */
+    bool idempotent;
+    size_t max;       /* of the answer; 0: 1 MiB */
+    struct sg_cancel *cancel; /* MAY */
+    bool lines;       /* the answer is a stream of JSON objects: the last error in it counts (pull) */
+    int64_t stall_ms;
+    reply_fn *fn; /* reactor thread, exactly once; not when the driver ends first (docker_closing calls them all) */
+    void *arg;
+};
+void engine_ask(struct docker *d, const struct ask *a);
+/* The error of a reply whose status was not what was hoped for. what: "make the container". */
+int engine_error(const struct reply *r, const char *what, struct sg_error *err);
+
+/* ---- spec.c ---- */
+
+int docker_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err);
+/* The body of the create of b, whose image, limits and names are set. Caller frees. NULL: out of memory. */
+char *docker_body(const struct docker *d, const struct box *b);
+/* Fills in image, limits and network of b; the spec has been checked. */
+void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox_spec *spec);
+
+/* ---- box.c ---- */
+
+struct box *box_new(struct docker *d, const char *name);
+struct box *box_ref(struct box *b);
+void box_unref(struct box *b);
+void box_list(struct box *b);   /* into d->boxes, with a reference */
+void box_unlist(struct box *b); /* out of it */
+/* Its directory: made, watched, removed. */
+int box_make_dir(struct box *b, struct sg_error *err);
+int box_watch_dir(struct box *b, struct sg_error *err);
+void box_remove_dir(struct box *b);
+/* Connects to the agent whose socket is there: 0 and box_greeted() or box_failed() comes. */
+int box_connect(struct box *b, struct sg_error *err);
+void docker_news(struct sg_watch *w, uint32_t events);
+int docker_sweep_dirs(struct docker *d);
+
+/* ---- make.c ---- */
+
+int docker_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_cancel *cancel, const struct sg_sandbox_done *done,
+                  struct sg_error *err);
+/* Lists b and begins; make_cold(): without a look for a warm one. */
+void make_begin(struct box *b);
+void make_cold(struct box *b);
+/* The agent's socket has its name. */
+void make_named(struct box *b);
+/* The agent is ready; or it, or something before it, failed. */
+void make_ready(struct box *b);
+void make_failed(struct box *b, const struct sg_error *why);
+/* What inspect says, into b: pid and the image's environment. False: it does not run. */
+bool make_take_inspect(struct box *b, const json_t *json);
+/* Gives b what it needs once its pid is known: waits for the socket, then connects. */
+void make_await(struct box *b);
+/* Ends a make or a find that nobody wants any more. */
+void make_cancel(struct box *b);
+/* Answers who asked. */
+void make_answer(struct box *b, const struct sg_error *err);
+
+/* ---- warm.c ---- */
+
+void warm_fill(struct docker *d);
+/* A warm container that fits the spec becomes that of the lease; false: there is none. */
+bool warm_take(struct docker *d, struct box *wanted);
+
+/* ---- end.c ---- */
+
+void docker_terminate(struct sg_sandbox *sb, const struct sg_done *done);
+void docker_sandbox_free(struct sg_sandbox *sb);
+/* Removes the container and then calls done (MAY be empty) with NULL; SG_SHUTTING_DOWN when the driver ends before. */
+void box_end(struct box *b, const struct sg_done *done);
+/* The agent is gone. */
+void box_lost(struct box *b, const struct sg_error *why);
+/* The driver ends: whoever waits hears of it. */
+void box_shut(struct box *b);
+
+/* ---- find.c ---- */
+
+int docker_adopt(struct sg_driver *d, const struct sg_adopt *a, const struct sg_sandbox_done *done, struct sg_error *err);
+void docker_settled(struct sg_driver *d);
+void docker_sweep(struct docker *d);
+void sweep_due(struct sg_timer *t);
+
+/* ---- events.c ---- */
+
+void watch_start(struct docker *d);
+void watch_stop(struct docker *d);
+
+/* ---- sandbox.c ---- */
+
+int docker_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink, struct sg_exec **ret,
+                struct sg_error *err);
+json_t *docker_metadata(struct sg_sandbox *sb);
+/* Where the kernel counts what it kills in the container of pid; -1: nobody can tell. */
+int docker_oom_fd(pid_t pid);
+
+#endif

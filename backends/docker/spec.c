@@ -1,0 +1,198 @@
+/* What is asked of a sandbox, against what the operator allows, and as the engine is told. */
+#include "backends/docker/docker_priv.h"
+
+#include <stdio.h>
+
+#include "base/json.h"
+#include "base/str.h"
+
+#define HOME_SHARE 4 /* home and /tmp have this part of the disk each */
+#define DISK_OF_MEMORY 2 /* the disk is memory: /workspace is at most this part of it, unless a lease says otherwise */
+
+bool sg_docker_user_parse(const char *s, uint32_t *uid, uint32_t *gid)
+{
+    char first[16];
+    size_t n = strcspn(s, ":");
+    int64_t u, g;
+    if (n >= sizeof first) {
+        return false;
+    }
+    memcpy(first, s, n);
+    first[n] = '\0';
+    if (!sg_parse_int(first, 1, INT64_C(1) << 30, &u) || !sg_parse_int(s[n] == ':' ? s + n + 1 : first, 1, INT64_C(1) << 30, &g)) {
+        return false;
+    }
+    *uid = (uint32_t)u;
+    *gid = (uint32_t)g;
+    return true;
+}
+
+/* ---- check ---- */
+
+static int above(const char *field, int64_t asked, int64_t ceiling, struct sg_error *err)
+{
+    if (asked < 0) {
+        return sg_error_field(err, SG_INVALID_REQUEST, field, "must not be negative");
+    }
+    if (ceiling == 0 || asked <= ceiling) {
+        return 0;
+    }
+    sg_error_field(err, SG_LIMIT_EXCEEDED, field, "this server allows containers at most %lld", (long long)ceiling);
+    sg_error_member(err, "limit", json_integer(ceiling));
+    return -1;
+}
+
+static int check_limits(const struct sg_docker_config *c, const struct sg_limits *l, struct sg_error *err)
+{
+    int64_t memory = l->memory_bytes > 0 ? l->memory_bytes : c->memory_max;
+    if (above("limits.memory_max", l->memory_bytes, c->memory_max, err) < 0 || above("limits.pids_max", l->pids, c->pids_max, err) < 0 ||
+        above("limits.cpu_max", l->cpu_milli, c->cpu_milli, err) < 0 || above("limits.disk_max", l->disk_bytes, c->disk_max, err) < 0) {
+        return -1;
+    }
+    if (l->memory_bytes > 0 && l->memory_bytes < (INT64_C(6) << 20)) {
+        return sg_error_field(err, SG_INVALID_REQUEST, "limits.memory_max", "an engine makes no container with less than 6 MiB");
+    }
+    if (memory > 0 && l->disk_bytes > memory) {
+        return sg_error_field(err, SG_LIMIT_EXCEEDED, "limits.disk_max", "the disk of a container lies in its memory, of which it has %lld bytes",
+                              (long long)memory);
+    }
+    return 0;
+}
+
+static bool image_allowed(const struct sg_docker_config *c, const char *image)
+{
+    bool ok = c->image != NULL && sg_streq(image, c->image);
+    for (size_t i = 0; !ok && c->images_allowed != NULL && c->images_allowed[i] != NULL; i++) {
+        ok = sg_streq(image, c->images_allowed[i]);
+    }
+    return ok;
+}
+
+static int check_egress(const struct sg_docker_config *c, enum sg_egress asked, struct sg_error *err)
+{
+    if (asked == SG_EGRESS_RESTRICTED) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "network_egress_class", "a container's network is open or none, never restricted");
+    }
+    if (asked <= SG_EGRESS_LOOPBACK || asked <= c->egress) {
+        return 0;
+    }
+    sg_error_field(err, SG_POOL_REFUSED, "network_egress_class", "egress %s is wider than %s, which containers have here (docker.egress)",
+                   sg_egress_name(asked), sg_egress_name(c->egress));
+    return sg_error_reason(err, "egress_widened");
+}
+
+static enum sg_egress egress_of(const struct sg_docker_config *c, const struct sg_sandbox_spec *spec)
+{
+    return spec != NULL && spec->egress_given ? spec->egress : c->egress;
+}
+
+int docker_check(struct sg_driver *drv, const struct sg_sandbox_spec *spec, struct sg_error *err)
+{
+    const struct sg_docker_config *c = &((const struct docker *)drv)->cfg;
+    if (spec->local_pool != NULL && spec->local_pool[0] != '\0') {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "local_pool", "containers are of no local pool");
+    }
+    if (spec->mode == SG_MODE_BLACKBOX) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "metadata.paddock_mode",
+                              "containers start no service by themselves here: ask for whitebox and start it with a command");
+    }
+    if (spec->image == NULL && c->image == NULL) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "image", "name an image: there is no default one (docker.image)");
+    }
+    if (spec->image != NULL && !image_allowed(c, spec->image)) {
+        sg_error_field(err, SG_NOT_SUPPORTED, "image", "image %s is not among those that may be used here (docker.images_allowed)",
+                       spec->image);
+        return sg_error_reason(err, "image_not_allowed");
+    }
+    if (spec->egress_given && check_egress(c, spec->egress, err) < 0) {
+        return -1;
+    }
+    if ((spec->required_caps & SG_CAP_NETWORK) != 0 && egress_of(c, spec) != SG_EGRESS_OPEN) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "policy.required_capabilities", "a container without a network (egress %s) has no capability network",
+                              sg_egress_name(egress_of(c, spec)));
+    }
+    return check_limits(c, &spec->limits, err);
+}
+
+/* ---- apply ---- */
+
+void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox_spec *spec)
+{
+    const struct sg_docker_config *c = &d->cfg;
+    struct sg_limits none = {0};
+    const struct sg_limits *l = spec != NULL ? &spec->limits : &none;
+    const char *image = spec != NULL && spec->image != NULL ? spec->image : c->image;
+    b->image = sg_xstrdup(image);
+    b->open = egress_of(c, spec) == SG_EGRESS_OPEN;
+    b->base.sb.lacks = b->open ? 0 : SG_CAP_NETWORK;
+    b->limits.memory_bytes = l->memory_bytes > 0 ? l->memory_bytes : c->memory_max;
+    b->limits.pids = l->pids > 0 ? l->pids : c->pids_max;
+    b->limits.cpu_milli = l->cpu_milli > 0 ? l->cpu_milli : c->cpu_milli;
+    int64_t most = b->limits.memory_bytes > 0 ? b->limits.memory_bytes / DISK_OF_MEMORY : c->disk_max;
+    b->limits.disk_bytes = l->disk_bytes > 0 ? l->disk_bytes : c->disk_max < most ? c->disk_max : most;
+}
+
+/* ---- the body ---- */
+
+static json_t *tmpfs(int64_t bytes, const char *mode, const char *more)
+{
+    sg_cleanup(sg_free_p) char *s = sg_xasprintf("rw,exec,nosuid,nodev,size=%lld,mode=%s%s", (long long)bytes, mode, more);
+    return json_string(s);
+}
+
+/* Where the image has such a directory its owner and mode win; the agent puts that right. */
+static json_t *writable(const struct docker *d, const struct box *b)
+{
+    sg_cleanup(sg_free_p) char *owner = sg_xasprintf(",uid=%u,gid=%u", d->cfg.uid, d->cfg.gid);
+    int64_t disk = b->limits.disk_bytes;
+    return json_pack("{s:o, s:o, s:o}", "/workspace", tmpfs(disk, "0755", owner), "/home/sandbox",
+                     tmpfs(disk / HOME_SHARE, "0755", owner), "/tmp", tmpfs(disk / HOME_SHARE, "1777", owner));
+}
+
+static json_t *mounts(const struct docker *d, const struct box *b)
+{
+    const char *dir = d->cfg.host_dir;
+    sg_cleanup(sg_free_p) char *agent = sg_xasprintf("%s/sandgate-agent", dir);
+    sg_cleanup(sg_free_p) char *run = sg_xasprintf("%s/run/%s", dir, b->run);
+    return json_pack("[{s:s, s:s, s:s, s:b}, {s:s, s:s, s:s}]", "Type", "bind", "Source", agent, "Target", "/.sandgate/agent", "ReadOnly", 1,
+                     "Type", "bind", "Source", run, "Target", "/.sandgate/run");
+}
+
+/* SETUID, SETGID and KILL are the agent's for good; what the others do is done before it listens, and then they are dropped. Commands
+ * have none of them, and cannot get any. */
+static json_t *host_config(const struct docker *d, const struct box *b)
+{
+    json_t *h = json_pack("{s:o, s:o, s:b, s:[s], s:[s,s,s,s,s], s:[s], s:s, s:b, s:s, s:s, s:{s:s}, s:{s:s}}", "Mounts", mounts(d, b), "Tmpfs",
+                          writable(d, b), "ReadonlyRootfs", 1, "CapDrop", "ALL", "CapAdd", "SETUID", "SETGID", "KILL", "CHOWN",
+                          "DAC_OVERRIDE", "SecurityOpt", "no-new-privileges", "NetworkMode", b->open ? d->cfg.network : "none", "Init", 0,
+                          "IpcMode", "private", "CgroupnsMode", "private", "RestartPolicy", "Name", "no", "LogConfig", "Type", "none");
+    if (h == NULL) {
+        return NULL;
+    }
+    if (b->limits.memory_bytes > 0) {
+        (void)json_object_set_new(h, "Memory", json_integer(b->limits.memory_bytes));
+        (void)json_object_set_new(h, "MemorySwap", json_integer(b->limits.memory_bytes));
+    }
+    if (b->limits.pids > 0) {
+        (void)json_object_set_new(h, "PidsLimit", json_integer(b->limits.pids));
+    }
+    if (b->limits.cpu_milli > 0) {
+        (void)json_object_set_new(h, "NanoCpus", json_integer(b->limits.cpu_milli * 1000000));
+    }
+    return h;
+}
+
+/* All labels are set, also empty ones: an image made of a sandbox brings along those of another. */
+char *docker_body(const struct docker *d, const struct box *b)
+{
+    char uid[16], gid[16], grace[24];
+    (void)snprintf(uid, sizeof uid, "%u", d->cfg.uid);
+    (void)snprintf(gid, sizeof gid, "%u", d->cfg.gid);
+    (void)snprintf(grace, sizeof grace, "%lld", (long long)d->cfg.orphan_grace_ms);
+    sg_cleanup(sg_json_p) json_t *v = json_pack(
+        "{s:s, s:s, s:s, s:s, s:[s,s,s,s,s,s,s,s,s], s:[], s:b, s:b, s:{s:[s]}, s:{s:s, s:s, s:s, s:s}, s:o}", "Image", b->image, "User", "0:0",
+        "WorkingDir", "/", "Hostname", "sandbox", "Entrypoint", "/.sandgate/agent", "listen", "/.sandgate/run", uid, gid, grace,
+        "/workspace", "/home/sandbox", "/tmp", "Cmd", "Tty", 0, "OpenStdin", 0, "Healthcheck", "Test", "NONE", "Labels", LABEL_INSTANCE,
+        d->instance, LABEL_LEASE, b->lease, LABEL_RUN, b->run, LABEL_IMAGE, b->image, "HostConfig", host_config(d, b));
+    return v != NULL ? sg_json_dump(v, NULL) : NULL;
+}

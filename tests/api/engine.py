@@ -1,0 +1,184 @@
+"""A Docker engine of the tests' own: its data, its socket and its containers are nobody else's, and gone with it.
+
+No network, no registry: the one image has busybox and what is put beside it.
+"""
+import contextlib
+import http.client
+import io
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+
+IMAGE = "sandgate-test:busybox"
+BUSYBOX = "/usr/bin/busybox"  # Debian's busybox-static has it in /bin on some releases
+START_SECONDS = 60
+
+
+class Connection(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("localhost", timeout=60)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self.path)
+
+
+def image_tar(files=()):
+    """A root file system of busybox with all its names; files: {path: bytes}, executable."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as t:
+        busybox = next(p for p in (BUSYBOX, "/bin/busybox") if os.path.exists(p))
+        files = {"bin/busybox": open(busybox, "rb").read(), "etc/passwd": b"root:x:0:0::/:/bin/sh\n", **dict(files)}
+        parents = {str(p) for name in files for p in pathlib.PurePath(name).parents} - {"."}
+        for d in sorted(parents | {"bin", "etc", "tmp", "usr", "usr/bin", "var"}):
+            i = tarfile.TarInfo(d)
+            i.type, i.mode = tarfile.DIRTYPE, 0o755
+            t.addfile(i)
+        for name, data in files.items():
+            i = tarfile.TarInfo(name)
+            i.size, i.mode = len(data), 0o755
+            t.addfile(i, io.BytesIO(data))
+        for name in subprocess.run([busybox, "--list"], check=True, capture_output=True, text=True).stdout.split():
+            if "bin/" + name not in files:
+                i = tarfile.TarInfo("bin/" + name)
+                i.type, i.linkname = tarfile.SYMTYPE, "busybox"
+                t.addfile(i)
+    return out.getvalue()
+
+
+class Engine:
+    def __init__(self, *options):
+        self.dir = tempfile.mkdtemp(prefix="sgd-", dir="/tmp")  # short: socket paths lie below it
+        self.socket = self.dir + "/s"
+        self.options = options
+        self.process = None
+
+    @property
+    def host(self):
+        return "unix://" + self.socket
+
+    def start(self):
+        for driver in ("overlay2", "vfs"):
+            log = open(f"{self.dir}/log", "ab")
+            self.process = subprocess.Popen(
+                ["dockerd", "--data-root", f"{self.dir}/data", "--exec-root", f"{self.dir}/exec", "-H", self.host, "--pidfile", f"{self.dir}/pid",
+                 "--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver", driver, "--shutdown-timeout", "1", *self.options],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            log.close()
+            if self.up():
+                return self
+            self.halt()
+        raise RuntimeError("dockerd does not start: " + self.log()[-600:])
+
+    def up(self):
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until and self.process.poll() is None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if self.call("GET", "/_ping")[0] == 200:
+                    return True
+            time.sleep(0.05)
+        return False
+
+    def log(self):
+        with open(f"{self.dir}/log", errors="replace") as f:
+            return f.read()
+
+    def call(self, method, path, body=None, kind="application/json"):
+        """(status, JSON or text)"""
+        c = Connection(self.socket)
+        data = body if isinstance(body, bytes) else json.dumps(body) if body is not None else None
+        try:
+            c.request(method, path, data, {"Content-Type": kind} if data is not None else {})
+            r = c.getresponse()
+            text = r.read()
+        finally:
+            c.close()
+        try:
+            return r.status, json.loads(text)
+        except ValueError:
+            return r.status, text.decode(errors="replace")
+
+    def load(self, image=IMAGE, files=()):
+        repo, tag = image.split(":")
+        status, answer = self.call("POST", f"/images/create?fromSrc=-&repo={repo}&tag={tag}", image_tar(files), "application/x-tar")
+        assert status == 200 and "error" not in str(answer), answer
+
+    def containers(self):
+        """Names of all there are."""
+        status, all_ = self.call("GET", "/containers/json?all=1")
+        assert status == 200, all_
+        return sorted(c["Names"][0].lstrip("/") for c in all_)
+
+    def inspect(self, name):
+        return self.call("GET", f"/containers/{name}/json")[1]
+
+    def kill(self):
+        """The engine alone, at once; its containers go on."""
+        self.process.kill()
+        self.process.wait()
+
+    def halt(self):
+        if self.process and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def stop(self):
+        """With everything that belongs to it."""
+        if self.process and self.process.poll() is None:
+            with contextlib.suppress(OSError, AssertionError, http.client.HTTPException):
+                for name in self.containers():
+                    self.call("DELETE", f"/containers/{name}?force=1&v=1")
+        self.halt()
+        for pid in self.leftovers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for path in self.mounts():
+            subprocess.run(["umount", "-l", path], check=False, stderr=subprocess.DEVNULL)
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def leftovers(self):
+        """Processes that were started with our directory in their arguments: the engine's own helpers."""
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{pid}/cmdline", "rb") as f:
+                    if self.dir.encode() + b"/" in f.read() and int(pid) != os.getpid():
+                        yield int(pid)
+
+    def mounts(self):
+        with open("/proc/self/mounts") as f:
+            return [line.split()[1] for line in f if line.split()[1].startswith(self.dir + "/")][::-1]
+
+
+def why_not():
+    """Why there is no engine here; None: there is one."""
+    if os.geteuid() != 0:
+        return "an engine of its own needs root"
+    if not shutil.which("dockerd"):
+        return "dockerd is not installed"
+    if not os.path.exists(BUSYBOX) and not os.path.exists("/bin/busybox"):
+        return "busybox-static is not installed"
+    return None
+
+
+@contextlib.contextmanager
+def engine(*options):
+    e = Engine(*options)
+    try:
+        e.start()
+        e.load()
+        yield e
+    finally:
+        e.stop()
