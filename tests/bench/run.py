@@ -6,8 +6,10 @@ baseline, in the same second, with the same client; the figure is the median of 
 and nginx started here is stopped here, nothing is left behind. Exit status 1 when a target is missed.
 """
 import argparse
+import datetime
 import json
 import os
+import resource
 import shutil
 import signal
 import statistics
@@ -18,7 +20,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "api"))
-from harness import ROOT, Server, wait_until  # noqa: E402
+from harness import ROOT, Server, processes_below, wait_until  # noqa: E402
 
 BUILD = os.environ.get("SANDGATE_BUILD", os.path.join(ROOT, "build"))
 MIB = 1024 * 1024
@@ -232,19 +234,77 @@ BWRAP = ["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--symlink", "us
          "--symlink", "usr/bin", "/bin", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/workspace", "/bin/true"]
 
 
+def cpu_ms(pid):
+    """Processor time of a process and of all that it has waited for, and likewise of each of its children: a server, its spawner, and every
+    sandbox that has ended."""
+    total = 0
+    for p in [pid, *(c.pid for c in processes_below(pid) if c.parent == pid)]:
+        with open(f"/proc/{p}/stat") as f:
+            text = f.read()
+        total += sum(map(int, text[text.rindex(")") + 2:].split()[11:15]))
+    return total * 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def bare_sandboxes(b):
+    """Bare sandboxes per second, as many at a time as there are callers, and the processor time of each in ms."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    r = b.tool("spawn", 8, 1000, 0, *BWRAP)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return r["per_s"], 1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / r["n"]
+
+
+def pairs_on(b, disk, target):
+    with server(8, disk=disk) as s:
+        s.wait_slots(8)
+        bare = [bare_sandboxes(b)]
+        used = cpu_ms(s.pid())
+        p = b.tool("pairs", s.port, 8, 0, b.ms(30000, 4000), 0, 16)
+        used = cpu_ms(s.pid()) - used
+        bare.append(bare_sandboxes(b))
+    rate, cpu = (statistics.mean(v) for v in zip(*bare))
+    figure = f"create+terminate, {p['seconds']:.0f} s, 8 callers, 8 slots on {disk}"
+    row = bounded(figure, p["per_s"], target, per_s, at_most=False) if target else Row(figure, per_s(p["per_s"]))
+    row.baseline, row.ratio = f"{per_s(rate)} bare bwrap", p["per_s"] / rate
+    return [row, Row("  processor time of a pair", us(1000 * used / p["n"]), us(1000 * cpu), used / p["n"] / cpu),
+            Row("  p50, p99", us(p["pair_p50_us"]), us(p["pair_p99_us"])),
+            Row("  leases, each a sandbox of its own; of them looked into", str(p["n"]), str(p["looked_at"]))]
+
+
 def pairs_rate(b):
     """The baseline is what builds and ends a bare sandbox of the same kind: bwrap itself, as many at a time."""
-    with server(8) as s:
-        s.wait_slots(8)
-        before = b.tool("spawn", 8, 1000, 0, *BWRAP)["per_s"]
-        p = b.tool("pairs", s.port, 8, 0, b.ms(30000, 4000), 0, 16)
-        after = b.tool("spawn", 8, 1000, 0, *BWRAP)["per_s"]
-    bare = (before + after) / 2
-    row = bounded(f"create+terminate, {p['seconds']:.0f} s, 8 callers, pool of 8", p["per_s"], 150, per_s, at_most=False,
-                  baseline=f"{per_s(bare)} bare bwrap")
-    row.ratio = p["per_s"] / bare
-    return [row, Row("  p50, p99", us(p["pair_p50_us"]), us(p["pair_p99_us"])),
-            Row("  leases, each a sandbox of its own; of them looked into", str(p["n"]), str(p["looked_at"]))]
+    return pairs_on(b, "tmpfs", 200) + pairs_on(b, "dir", None)
+
+
+def rebuilds(log):
+    """us from the release of each slot to its next sandbox, of the server's own log."""
+    at, out = {}, []
+    for e in log:
+        when = datetime.datetime.fromisoformat(e["time"].replace("Z", "+00:00")).timestamp() * 1e6
+        if e["event"] == "slot_released":
+            at[e["slot"]] = when
+        elif e["event"] == "slot_built" and e["slot"] in at:
+            out.append(when - at.pop(e["slot"]))
+    return out
+
+
+def rebuild(b):
+    """Wipe and rebuild of a slot, at a rate that leaves it the machine; one bwrap by itself is the baseline."""
+    out = []
+    for disk, target in (("tmpfs", 8000), ("dir", None)):
+        with server(4, disk=disk) as s:
+            s.stop()
+            s.env["SANDGATE_LOG_LEVEL"] = "debug"
+            s.start()
+            s.wait_slots(4)
+            bare = b.tool("spawn", 1, 1000, 0, *BWRAP)["latency_p50_us"]
+            b.tool("pairs", s.port, 2, 25, 60000, 75 if b.quick else 300, 0)
+            s.wait_slots(4)
+            times = sorted(rebuilds(s.log_events()))
+        p50, figure = statistics.median(times), f"wipe and rebuild of a slot on {disk}, p50 of {len(times)}"
+        row = bounded(figure, p50, target, us) if target else Row(figure, us(p50))
+        row.baseline, row.ratio = f"{us(bare)} bare bwrap", p50 / bare
+        out += [row, Row("  p90", us(times[len(times) * 9 // 10]))]
+    return out
 
 
 def peak_growth(s, before, run):
@@ -489,7 +549,7 @@ def endurance(b):
             bounded(f"descriptors after {last} execs, beyond", fds2 - fds1, 0, str, baseline=str(fds1))]
 
 
-FIGURES = {"exec": exec_warm, "exec-rate": exec_rate, "select": select, "pairs": pairs_paced, "pairs-rate": pairs_rate, "files": files,
+FIGURES = {"exec": exec_warm, "exec-rate": exec_rate, "select": select, "pairs": pairs_paced, "pairs-rate": pairs_rate, "rebuild": rebuild, "files": files,
            "files-large": files_large, "stream": stream, "followers": followers, "proxy": proxy, "idle": idle, "sleepers": sleepers, "endurance": endurance}
 
 
