@@ -75,6 +75,8 @@ static int parse_repo(struct sg_json_reader *top, struct sg_manifest *m, struct 
         return sg_error_field(err, SG_INVALID_REQUEST, "manifest.repo.name", "must be 1 to 63 letters, digits, '.', '_' or '-'");
     if (has_url && (url[0] == '\0' || strlen(url) > PATH_BYTES_MAX))
         return sg_error_field(err, SG_INVALID_REQUEST, "manifest.repo.url", "must be 1 to %u bytes", PATH_BYTES_MAX);
+    if (has_url && strncmp(url, "https://", 8) != 0 && strncmp(url, "http://", 7) != 0)
+        return sg_error_field(err, SG_INVALID_REQUEST, "manifest.repo.url", "must be an http:// or https:// URL");
     if (has_ref && !sg_ref_valid(ref))
         return sg_error_field(err, SG_INVALID_REQUEST, "manifest.repo.ref", "must be the name of a branch or tag, or a commit id");
     m->repo_name = has_name ? sg_xstrdup(name) : NULL;

@@ -5,6 +5,11 @@
 
 #include <stdio.h>
 
+struct sg_run_memory *sg_execs_memory(struct sg_execs *x)
+{
+    return &x->memory;
+}
+
 struct sg_execs *sg_execs_new(struct sg_service *s)
 {
     struct sg_execs *x = sg_xcalloc(1, sizeof *x);

@@ -12,6 +12,8 @@ struct sg_execs;
 struct sg_done;
 
 struct sg_execs *sg_execs_new(struct sg_service *s);
+/* What all commands share for their output, also those of the server itself. Borrowed. */
+struct sg_run_memory *sg_execs_memory(struct sg_execs *x);
 /* No command may be running. NULL-safe. */
 struct sg_execs *sg_execs_free(struct sg_execs *x);
 

@@ -1,54 +1,24 @@
 /* Creating a lease: select -> reserve -> create -> seal -> answer.
  *
- * One `struct creation` walks through the steps; each step that takes time continues in a callback. Whatever fails ends in
+ * One `struct sg_creation` walks through the steps; each step that takes time continues in a callback. Whatever fails ends in
  * give_up(), after which nothing of the attempt is left outside the store.
  */
 #include "service/manifest.h"
-#include "service/service_priv.h"
+#include "service/lease_create_priv.h"
 
 #include "base/clock.h"
 #include "base/fd.h"
-#include "select/decide.h"
 #include "select/receipt.h"
 #include "service/healthy.h"
 #include "service/restore.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 
 /* How long the services of a lease may take to be ready when no acquire_timeout is given, and at least when one is. */
 #define SERVICES_MS 30000
 #define SERVICES_LEAST_MS 1000
 
-struct creation {
-    _Atomic int refs; /* the walk's and the hang-up hook's */
-    struct sg_service *s;
-    struct sg_lease_request request;
-    struct sg_lease_terms *terms;
-    struct sg_decision decision;
-    struct sg_driver *driver;
-    const char *repo; /* the repository's name, borrowed; NULL: there is none in it */
-    char commit[SG_COMMIT_LEN];
-    struct sg_entry *entry;
-    struct sg_sandbox *sandbox;
-    struct sg_kept snapshot; /* to be restored, */
-    int snapshot_fd;         /* or -1 */
-    int64_t max_leases;
-    unsigned required_caps; /* of the policy */
-    bool async;
-    int64_t wait_ms;
-    _Atomic bool answered; /* what comes later is nobody's answer */
-    struct sg_cancel *cancel; /* the caller's */
-    struct sg_cancel_hook hangup;
-    bool hooked;
-    struct sg_work work;
-    struct sg_error why; /* a failure that is answered once it is written down */
-    char *(*render)(void *arg, const struct sg_lease *l);
-    void (*done)(void *arg, const struct sg_created *c, const struct sg_error *err);
-    void *arg;
-};
-
-static void creation_unref(struct creation *c)
+static void creation_unref(struct sg_creation *c)
 {
     if (--c->refs > 0)
         return;
@@ -64,7 +34,7 @@ static void creation_unref(struct creation *c)
 }
 
 /* Answers, unless somebody has. */
-static void answer_once(struct creation *c, const struct sg_created *made, const struct sg_error *err)
+static void answer_once(struct sg_creation *c, const struct sg_created *made, const struct sg_error *err)
 {
     if (atomic_exchange(&c->answered, true))
         return;
@@ -74,13 +44,13 @@ static void answer_once(struct creation *c, const struct sg_created *made, const
 }
 
 /* Answers and ends the walk. */
-static void answer(struct creation *c, const struct sg_created *made, const struct sg_error *err)
+static void answer(struct sg_creation *c, const struct sg_created *made, const struct sg_error *err)
 {
     answer_once(c, made, err);
     creation_unref(c);
 }
 
-static void answer_entry(struct creation *c, bool fresh)
+static void answer_entry(struct sg_creation *c, bool fresh)
 {
     struct sg_created made = {.entry = c->entry, .fresh = fresh};
 
@@ -90,7 +60,7 @@ static void answer_entry(struct creation *c, bool fresh)
 /* ---- failure ---- */
 
 /* A receipt as rows to write; NULL when it has no text (memory is out). */
-static struct sg_store_op *receipt_op(const struct creation *c, const json_t *receipt)
+static struct sg_store_op *receipt_op(const struct sg_creation *c, const json_t *receipt)
 {
     sg_cleanup(sg_free_p) char *text = NULL;
     size_t len;
@@ -104,7 +74,7 @@ static struct sg_store_op *receipt_op(const struct creation *c, const json_t *re
 }
 
 /* The receipt of a placement that did not come about for the reason in err. */
-static struct sg_store_op *refusal_op(const struct creation *c, const struct sg_error *err)
+static struct sg_store_op *refusal_op(const struct sg_creation *c, const struct sg_error *err)
 {
     sg_cleanup(sg_json_p) json_t *receipt = NULL;
 
@@ -115,13 +85,13 @@ static struct sg_store_op *refusal_op(const struct creation *c, const struct sg_
 
 static void refusal_sealed(void *arg, const struct sg_error *err)
 {
-    struct creation *c = arg;
+    struct sg_creation *c = arg;
 
     answer(c, NULL, err ? err : &c->why);
 }
 
 /* A refusal before anything was touched: its receipt is sealed, then c->why is the answer. */
-static void refuse(struct creation *c)
+static void refuse(struct sg_creation *c)
 {
     struct sg_store_op *op = c->decision.code != SG_OK ? receipt_op(c, c->decision.receipt) : refusal_op(c, &c->why);
     struct sg_store_done done = {.fn = refusal_sealed, .arg = c};
@@ -137,7 +107,7 @@ static void refuse(struct creation *c)
 
 /* A lease that was ended before anybody had it: why, as its creator is told. Nothing happened that repeating would double, unless
  * somebody wanted the end. */
-static void explain_end(struct creation *c)
+static void explain_end(struct sg_creation *c)
 {
     enum sg_end why;
 
@@ -157,7 +127,7 @@ static void explain_end(struct creation *c)
 }
 
 /* The reservation ends without a sandbox. */
-static void give_up(struct creation *c)
+static void give_up(struct sg_creation *c)
 {
     struct sg_store_done done = {.fn = refusal_sealed, .arg = c};
 
@@ -172,7 +142,7 @@ static void unsealed_sandbox_gone(void *arg, const struct sg_error *err SG_UNUSE
 }
 
 /* The same with a sandbox, which goes first. */
-static void give_up_sandbox(struct creation *c, const struct sg_error *err)
+static void give_up_sandbox(struct sg_creation *c, const struct sg_error *err)
 {
     sg_error_copy(&c->why, err);
     sg_sandbox_terminate(c->sandbox, &(struct sg_done){unsealed_sandbox_gone, c});
@@ -182,7 +152,7 @@ static void give_up_sandbox(struct creation *c, const struct sg_error *err)
 
 static void sealed(void *arg, const struct sg_error *err)
 {
-    struct creation *c = arg;
+    struct sg_creation *c = arg;
 
     if (err)
         give_up_sandbox(c, err);
@@ -190,12 +160,12 @@ static void sealed(void *arg, const struct sg_error *err)
         answer_entry(c, true);
 }
 
-static const char *repo_ref(const struct creation *c)
+static const char *repo_ref(const struct sg_creation *c)
 {
     return c->request.manifest.repo_ref ? c->request.manifest.repo_ref : "HEAD";
 }
 
-static json_t *lease_metadata(const struct creation *c)
+static json_t *lease_metadata(const struct sg_creation *c)
 {
     json_t *all = json_object();
     sg_cleanup(sg_json_p) json_t *facts = sg_sandbox_metadata(c->sandbox);
@@ -211,12 +181,12 @@ static json_t *lease_metadata(const struct creation *c)
 
 static char *render_answer(void *arg, const struct sg_lease *l)
 {
-    struct creation *c = arg;
+    struct sg_creation *c = arg;
 
     return c->render(c->arg, l);
 }
 
-static void seal(struct creation *c)
+static void seal(struct sg_creation *c)
 {
     sg_cleanup(sg_json_p) json_t *metadata = lease_metadata(c);
     struct sg_store_done done = {.fn = sealed, .arg = c};
@@ -245,7 +215,7 @@ static void seal(struct creation *c)
 
 static void services_ready(void *arg, const struct sg_error *err)
 {
-    struct creation *c = arg;
+    struct sg_creation *c = arg;
 
     if (err)
         give_up_sandbox(c, err);
@@ -253,7 +223,7 @@ static void services_ready(void *arg, const struct sg_error *err)
         seal(c);
 }
 
-static void await_services(struct creation *c)
+static void await_services(struct sg_creation *c)
 {
     const struct sg_lease_request *q = &c->request;
     int64_t ms = q->acquire_timeout_given ? q->acquire_timeout_ms : SERVICES_MS;
@@ -275,7 +245,7 @@ static void await_services(struct creation *c)
 /* Nobody has had the sandbox yet, so its death is worth a repetition and no more. */
 static void manifest_applied(void *arg, const struct sg_error *err)
 {
-    struct creation *c = arg;
+    struct sg_creation *c = arg;
     struct sg_error lost = {0};
 
     if (!err) {
@@ -291,7 +261,7 @@ static void manifest_applied(void *arg, const struct sg_error *err)
     sg_error_clear(&lost);
 }
 
-static void apply_manifest(struct creation *c)
+static void apply_manifest(struct sg_creation *c)
 {
     struct sg_manifest_args args = {.sb = c->sandbox,
                                     .manifest = &c->request.manifest,
@@ -300,6 +270,9 @@ static void apply_manifest(struct creation *c)
                                     .repos = c->s->parts.repos,
                                     .repo = c->driver->facts.checks_out ? NULL : c->repo,
                                     .commit = c->commit,
+                                    .env = &c->terms->env,
+                                    .memory = sg_execs_memory(c->s->execs),
+                                    .timeout_ms = c->s->cfg.exec_timeout_max_ms < c->terms->timeout_ms ? c->s->cfg.exec_timeout_max_ms : c->terms->timeout_ms,
                                     .done = manifest_applied,
                                     .arg = c};
 
@@ -310,7 +283,7 @@ static void apply_manifest(struct creation *c)
 
 static void snapshot_restored(void *arg, const struct sg_error *err)
 {
-    struct creation *c = arg;
+    struct sg_creation *c = arg;
 
     c->snapshot_fd = sg_close(c->snapshot_fd);
     if (err)
@@ -319,7 +292,7 @@ static void snapshot_restored(void *arg, const struct sg_error *err)
         apply_manifest(c);
 }
 
-static void restore_snapshot(struct creation *c)
+static void restore_snapshot(struct sg_creation *c)
 {
     struct sg_restore_args args = {.sb = c->sandbox,
                                    .snapshot = &c->snapshot,
@@ -336,7 +309,7 @@ static void restore_snapshot(struct creation *c)
 }
 
 /* Whose fault it was, unless the driver has said more about it. */
-static void name_provider(struct creation *c)
+static void name_provider(struct sg_creation *c)
 {
     enum sg_code code = c->why.code;
 
@@ -346,7 +319,7 @@ static void name_provider(struct creation *c)
 
 static void sandbox_created(void *arg, struct sg_sandbox *sb, const struct sg_error *err)
 {
-    struct creation *c = arg;
+    struct sg_creation *c = arg;
 
     if (!sb) {
         sg_error_copy(&c->why, err);
@@ -359,32 +332,9 @@ static void sandbox_created(void *arg, struct sg_sandbox *sb, const struct sg_er
     restore_snapshot(c);
 }
 
-static struct sg_sandbox_spec sandbox_spec(const struct creation *c)
+static void create_sandbox(struct sg_creation *c)
 {
-    const struct sg_lease_request *q = &c->request;
-
-    return (struct sg_sandbox_spec){.lease_id = c->entry ? sg_entry_id(c->entry) : "",
-                                    .local_pool = q->local_pool,
-                                    .mode = q->mode,
-                                    .egress_given = q->egress_given,
-                                    .egress = q->egress,
-                                    .required_caps = c->required_caps,
-                                    .env = &c->terms->env,
-                                    .limits = q->limits,
-                                    .services = c->terms->services,
-                                    .n_services = c->terms->n_services,
-                                    .image = q->image,
-                                    .root = c->terms->root,
-                                    .repo_name = c->repo ? c->repo : q->manifest.repo_name,
-                                    .repo_ref = q->manifest.repo_ref,
-                                    .repo_commit = c->repo ? c->commit : NULL,
-                                    .timeout_ms = c->terms->timeout_ms,
-                                    .acquire_timeout_ms = q->acquire_timeout_given ? q->acquire_timeout_ms : -1};
-}
-
-static void create_sandbox(struct creation *c)
-{
-    struct sg_sandbox_spec spec = sandbox_spec(c);
+    struct sg_sandbox_spec spec = sg_creation_spec(c);
     struct sg_sandbox_done done = {.fn = sandbox_created, .arg = c};
 
     if (sg_driver_create(c->driver, &spec, sg_entry_cancel(c->entry), &done, &c->why) < 0)
@@ -396,13 +346,13 @@ static void create_sandbox(struct creation *c)
 /* A caller that hung up can find its lease again by trajectory or key; without either nobody ever would. */
 static void caller_hung_up(struct sg_cancel_hook *h, enum sg_cancel_reason why)
 {
-    struct creation *c = sg_container_of(h, struct creation, hangup);
+    struct sg_creation *c = sg_container_of(h, struct sg_creation, hangup);
 
     sg_registry_end(c->s->leases, c->entry, why == SG_CANCEL_SHUTDOWN ? SG_END_SHUTDOWN : SG_END_DELETED, NULL);
     creation_unref(c);
 }
 
-static void watch_caller(struct creation *c)
+static void watch_caller(struct sg_creation *c)
 {
     if (!c->cancel || (c->async && c->wait_ms == 0) || c->terms->trajectory_id || c->terms->idempotency_key)
         return;
@@ -415,7 +365,7 @@ static void watch_caller(struct creation *c)
 /* What takes longer than its caller waits is answered as it is. */
 static void waited(void *arg, bool reached)
 {
-    struct creation *c = arg;
+    struct sg_creation *c = arg;
     struct sg_created made = {.entry = c->entry, .fresh = true};
 
     if (!reached)
@@ -423,7 +373,7 @@ static void waited(void *arg, bool reached)
     creation_unref(c);
 }
 
-static void answer_later(struct creation *c)
+static void answer_later(struct sg_creation *c)
 {
     struct sg_wait_args w = {.lease = c->entry,
                              .what = SG_WAIT_SETTLED,
@@ -441,7 +391,7 @@ static void answer_later(struct creation *c)
 
 static void intent_written(void *arg, const struct sg_error *err)
 {
-    struct creation *c = arg;
+    struct sg_creation *c = arg;
 
     if (err) {
         sg_error_copy(&c->why, err);
@@ -453,7 +403,7 @@ static void intent_written(void *arg, const struct sg_error *err)
     create_sandbox(c);
 }
 
-static void go_on_reserved(struct creation *c)
+static void go_on_reserved(struct sg_creation *c)
 {
     struct sg_store_done done = {.fn = intent_written, .arg = c};
 
@@ -465,7 +415,7 @@ static void go_on_reserved(struct creation *c)
         give_up(c);
 }
 
-static void settled(struct creation *c)
+static void settled(struct sg_creation *c)
 {
     struct sg_lease l;
 
@@ -488,7 +438,7 @@ static void joined(void *arg, bool reached SG_UNUSED)
 }
 
 /* The same request is being, or was, served: its lease is the answer. */
-static void join_other(struct creation *c)
+static void join_other(struct sg_creation *c)
 {
     struct sg_wait_args w = {.lease = c->entry,
                              .what = SG_WAIT_SETTLED,
@@ -503,7 +453,7 @@ static void join_other(struct creation *c)
         sg_service_wait_for(c->s, &w);
 }
 
-static void reserve(struct creation *c)
+static void reserve(struct sg_creation *c)
 {
     struct sg_reserve q = {.terms = c->terms, .max_leases = c->max_leases};
     struct sg_stored_answer stored = {0};
@@ -524,122 +474,10 @@ static void reserve(struct creation *c)
 
 static void reserve_on_worker(struct sg_work *w)
 {
-    reserve(sg_container_of(w, struct creation, work));
+    reserve(sg_container_of(w, struct sg_creation, work));
 }
 
-/* ---- plan: everything that is decided before anything is touched ---- */
-
-static int check_timeout(const char *field, int64_t given_ms, int64_t max_ms, struct sg_error *err)
-{
-    if (given_ms <= max_ms)
-        return 0;
-    return sg_error_field(err, SG_TIMEOUT_ABOVE_MAXIMUM, field, "is above this server's maximum of %lld seconds",
-                          (long long)(max_ms / 1000));
-}
-
-static int fill_terms(struct creation *c, const struct sg_principal *who, const char *key, struct sg_error *err)
-{
-    const struct sg_service_config *cfg = &c->s->cfg;
-    struct sg_lease_request *q = &c->request;
-    struct sg_lease_terms *t = c->terms = sg_lease_terms_new(who->tenant);
-
-    t->trajectory_id = sg_steal(&q->trajectory_id);
-    t->idempotency_key = key ? sg_xstrdup(key) : NULL;
-    memcpy(t->request_hash, q->hash, sizeof t->request_hash);
-    t->local_pool = q->local_pool ? sg_xstrdup(q->local_pool) : NULL;
-    t->image = q->image ? sg_xstrdup(q->image) : NULL;
-    t->mode = q->mode;
-    t->root = q->manifest.root ? sg_xstrdup(q->manifest.root) : NULL;
-    t->env = q->env;
-    q->env = (struct sg_env){0};
-    t->services = sg_steal(&q->services);
-    t->n_services = q->n_services;
-    q->n_services = 0;
-    t->timeout_ms = q->timeout_ms > 0 ? q->timeout_ms : cfg->lease_timeout_default_ms;
-    t->idle_timeout_ms = q->idle_timeout_ms > 0 ? q->idle_timeout_ms : cfg->lease_idle_timeout_ms;
-    if (check_timeout("timeout_sec", t->timeout_ms, cfg->lease_timeout_max_ms, err) < 0 ||
-        check_timeout("idle_timeout_sec", t->idle_timeout_ms, cfg->lease_timeout_max_ms, err) < 0 ||
-        check_timeout("acquire_timeout", q->acquire_timeout_ms, cfg->lease_timeout_max_ms, err) < 0)
-        return -1;
-    if (q->pool)
-        return sg_error_field(err, SG_POOL_NOT_FOUND, "pool", "this server has no pool of that name");
-    if (q->overrides)
-        return sg_error_field(err, SG_INVALID_REQUEST, "overrides", "is only for requests that name a pool");
-    return 0;
-}
-
-static int decide(struct creation *c, const struct sg_principal *who, struct sg_error *err)
-{
-    struct sg_policy policy = {0};
-    struct sg_candidates cands = {0};
-    struct sg_environment env = {0};
-    struct sg_decide_context ctx = {
-        .network_egress_class = c->request.egress_given ? sg_egress_name(c->request.egress) : NULL,
-        .local_pool = c->request.local_pool};
-
-    int rc = sg_policy_parse(c->request.policy, "policy", &policy, err);
-    c->required_caps = policy.required_caps;
-    if (rc == 0)
-        rc = sg_selection_cut(who, &c->s->candidates, &c->s->environment, &cands, &env, err);
-    if (rc == 0 && c->snapshot_fd >= 0)
-        sg_candidates_keep(&cands, c->snapshot.provider); /* it can be restored nowhere else */
-    if (rc == 0)
-        rc = sg_decide(&policy, &env, &cands, &ctx, &c->decision, err);
-    sg_policy_finish(&policy);
-    sg_candidates_finish(&cands);
-    sg_environment_finish(&env);
-    return rc;
-}
-
-static int find_snapshot(struct creation *c, const struct sg_principal *who, struct sg_error *err)
-{
-    const char *id = c->request.manifest.snapshot;
-
-    if (!id || sg_service_kept_open(c->s, who, SG_KEPT_SNAPSHOT, id, &c->snapshot, &c->snapshot_fd, err) == 0)
-        return 0;
-    if (err && err->code == SG_NOT_FOUND)
-        return sg_error_field(err, SG_SNAPSHOT_NOT_FOUND, "manifest.snapshot", "there is no such snapshot");
-    return -1;
-}
-
-/* Which repository goes into the sandbox; none is fine where the driver does not live of them. */
-static int choose_repo(struct creation *c, struct sg_error *err)
-{
-    const struct sg_manifest *m = &c->request.manifest;
-    const struct sg_driver *d = c->driver;
-
-    if (m->repo_url)
-        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.repo.url", "only repositories that this server has can be used, by their name");
-    if (!m->repo_name && !d->facts.checks_out)
-        return 0;
-    if (!d->facts.checks_out && !(d->ops->files && d->ops->files->tree))
-        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.repo", "backend \"%s\" cannot be given a repository", d->facts.name);
-    c->repo = sg_repos_find(c->s->parts.repos, m->repo_name, err);
-    return c->repo ? 0 : -1;
-}
-
-/* 0: go on; 1: refused with a receipt to seal, c->why filled; -1: c->why filled, nothing to seal. */
-static int plan(struct creation *c, const struct sg_principal *who, const char *key)
-{
-    if (c->s->draining) {
-        sg_error_set(&c->why, SG_SHUTTING_DOWN, "the server is shutting down and takes no new leases");
-        return sg_error_retry_after(&c->why, 5);
-    }
-    if (sg_store_check(c->s->parts.store, &c->why) < 0 || fill_terms(c, who, key, &c->why) < 0 ||
-        find_snapshot(c, who, &c->why) < 0 || decide(c, who, &c->why) < 0)
-        return -1;
-    if (c->decision.code != SG_OK) {
-        sg_decision_refusal(&c->decision, &c->why);
-        return 1;
-    }
-    c->driver = sg_backends_get(c->s->parts.backends, c->decision.backend, &c->why);
-    if (!c->driver)
-        return -1;
-    struct sg_sandbox_spec spec = sandbox_spec(c);
-    return choose_repo(c, &c->why) < 0 || sg_driver_check(c->driver, &spec, &c->why) < 0 ? 1 : 0;
-}
-
-static void begin(struct creation *c)
+static void begin(struct sg_creation *c)
 {
     if (!c->terms->idempotency_key) {
         reserve(c);
@@ -653,7 +491,7 @@ static void begin(struct creation *c)
 /* What the ref is now holds for the whole create; one that is not there is refused like anything else that cannot be. */
 static void ref_resolved(void *arg, const char *commit, const struct sg_error *err)
 {
-    struct creation *c = arg;
+    struct sg_creation *c = arg;
 
     if (commit) {
         snprintf(c->commit, sizeof c->commit, "%s", commit);
@@ -664,7 +502,7 @@ static void ref_resolved(void *arg, const char *commit, const struct sg_error *e
     refuse(c);
 }
 
-static void take_args(struct creation *c, struct sg_service *s, const struct sg_create_args *a)
+static void take_args(struct sg_creation *c, struct sg_service *s, const struct sg_create_args *a)
 {
     c->refs = 1;
     c->snapshot_fd = -1;
@@ -682,10 +520,10 @@ static void take_args(struct creation *c, struct sg_service *s, const struct sg_
 
 void sg_service_create(struct sg_service *s, const struct sg_create_args *a)
 {
-    struct creation *c = sg_xcalloc(1, sizeof *c);
+    struct sg_creation *c = sg_xcalloc(1, sizeof *c);
 
     take_args(c, s, a);
-    int rc = plan(c, a->who, a->idempotency_key);
+    int rc = sg_creation_plan(c, a->who, a->idempotency_key);
     if (rc > 0) {
         refuse(c);
     } else if (rc < 0) {

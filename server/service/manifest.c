@@ -1,5 +1,6 @@
 #include "service/manifest.h"
 
+#include "service/clone.h"
 #include "service/tar.h"
 
 #include <stdio.h>
@@ -28,7 +29,8 @@ static void fail(struct apply *p, const char *stage, const char *field, const st
     struct sg_error err = {0};
     int status = sg_code_status(why->code);
 
-    if (why->code == SG_CANCELLED || why->code == SG_LEASE_GONE || why->code == SG_SANDBOX_LOST || status >= 500) {
+    if (why->code == SG_CANCELLED || why->code == SG_LEASE_GONE || why->code == SG_SANDBOX_LOST ||
+        why->code == SG_MANIFEST_FAILED || status >= 500) {
         sg_error_copy(&err, why);
         err.members = json_deep_copy(why->members); /* those of the other are not ours to change */
         sg_json_unref(why->members);
@@ -163,11 +165,39 @@ static void exported(void *arg, struct sg_pipe *tar, const struct sg_error *err)
     sg_pipe_unref(tar);
 }
 
+static void cloned(void *arg, const struct sg_error *err)
+{
+    struct apply *p = arg;
+
+    if (err)
+        fail(p, "repo", "manifest.repo.url", err);
+    else
+        next_file(p);
+}
+
+static void clone_repo(struct apply *p)
+{
+    struct sg_clone_args args = {.sb = p->a.sb,
+                                 .url = p->a.manifest->repo_url,
+                                 .root = p->root,
+                                 .ref = p->a.manifest->repo_ref,
+                                 .env = p->a.env,
+                                 .cancel = p->a.cancel,
+                                 .memory = p->a.memory,
+                                 .timeout_ms = p->a.timeout_ms,
+                                 .done = cloned,
+                                 .arg = p};
+
+    sg_clone(&args);
+}
+
 static void put_repo(struct apply *p)
 {
     struct sg_error err = {0};
 
-    if (!p->a.repo)
+    if (p->a.manifest->repo_url)
+        clone_repo(p);
+    else if (!p->a.repo)
         next_file(p);
     else if (sg_repos_export(p->a.repos, p->a.repo, p->a.manifest->repo_ref, p->a.commit, &(struct sg_repos_exported){exported, p}, &err) < 0) {
         fail(p, "repo", "manifest.repo", &err);
@@ -195,7 +225,7 @@ void sg_manifest_apply(const struct sg_manifest_args *args)
 
     p->a = *args;
     p->root = m->root ? m->root : SG_MANIFEST_ROOT;
-    if (!m->root && m->n_files == 0 && !args->repo) {
+    if (!m->root && m->n_files == 0 && !args->repo && !m->repo_url) {
         end(p, NULL);
         return;
     }

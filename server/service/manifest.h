@@ -7,6 +7,7 @@
 #include "base/cancel.h"
 #include "base/workq.h"
 #include "model/manifest.h"
+#include "service/run_memory.h"
 
 struct sg_manifest_args {
     struct sg_sandbox *sb;             /* all borrowed, until done */
@@ -15,6 +16,10 @@ struct sg_manifest_args {
     struct sg_workq *workq;
     struct sg_repos *repos;
     const char *repo, *commit; /* what to put into the root; NULL: nothing, or it is there already */
+    /* For a repository by its URL. */
+    const struct sg_env *env;
+    struct sg_run_memory *memory;
+    int64_t timeout_ms;
     /* Once, on any thread, without locks held; maybe before the call returns. err (borrowed): the sandbox is in an unknown state and must
      * go; its member `stage` says how far things had come, `field` what was at fault. SG_MANIFEST_FAILED (reason: what the sandbox
      * said), SG_SANDBOX_DISK_FULL, SG_SANDBOX_LOST, SG_CANCELLED, or what makes repeating it worth while (503). */

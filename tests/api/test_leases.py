@@ -211,7 +211,7 @@ def test_refusals_leave_nothing(server, client):
                        ({"policy": {"override": "e2b"}}, "override_not_registered"),
                        ({"policy": {"required_capabilities": ["gpu"]}}, "no_backend_satisfies_policy"),
                        ({"timeout_sec": 1e9}, "timeout_above_maximum"), ({"network_egress_class": "open"}, None),
-                       ({"image": "alpine"}, None), ({"manifest": {"repo": {"url": "x"}}}, "not_supported")):
+                       ({"image": "alpine"}, None), ({"manifest": {"repo": {"url": "https://example.com/x"}}}, "not_supported")):
         r = client.post("/leases", body)
         assert r.status == 422 and (code is None or r.code == code), (body, r)
         assert r.json()["detail"]

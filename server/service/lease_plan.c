@@ -1,0 +1,149 @@
+/* What is decided about a lease before anything is touched: its terms, its backend, its snapshot, its
+ * repository. */
+#include "service/lease_create_priv.h"
+
+#include <stdio.h>
+
+struct sg_sandbox_spec sg_creation_spec(const struct sg_creation *c)
+{
+    const struct sg_lease_request *q = &c->request;
+
+    return (struct sg_sandbox_spec){
+        .lease_id = c->entry ? sg_entry_id(c->entry) : "",
+        .local_pool = q->local_pool,
+        .mode = q->mode,
+        .egress_given = q->egress_given,
+        .egress = q->egress,
+        .required_caps = c->required_caps | (q->manifest.repo_url ? (unsigned)SG_CAP_NETWORK : 0),
+        .env = &c->terms->env,
+        .limits = q->limits,
+        .services = c->terms->services,
+        .n_services = c->terms->n_services,
+        .image = q->image,
+        .root = c->terms->root,
+        .repo_name = c->repo ? c->repo : q->manifest.repo_name,
+        .repo_ref = q->manifest.repo_ref,
+        .repo_commit = c->repo ? c->commit : NULL,
+        .timeout_ms = c->terms->timeout_ms,
+        .acquire_timeout_ms = q->acquire_timeout_given ? q->acquire_timeout_ms : -1};
+}
+
+static int check_timeout(const char *field, int64_t given_ms, int64_t max_ms, struct sg_error *err)
+{
+    if (given_ms <= max_ms)
+        return 0;
+    return sg_error_field(err, SG_TIMEOUT_ABOVE_MAXIMUM, field,
+                          "is above this server's maximum of %lld seconds", (long long)(max_ms / 1000));
+}
+
+static int fill_terms(struct sg_creation *c, const struct sg_principal *who, const char *key,
+                      struct sg_error *err)
+{
+    const struct sg_service_config *cfg = &c->s->cfg;
+    struct sg_lease_request *q = &c->request;
+    struct sg_lease_terms *t = c->terms = sg_lease_terms_new(who->tenant);
+
+    t->trajectory_id = sg_steal(&q->trajectory_id);
+    t->idempotency_key = key ? sg_xstrdup(key) : NULL;
+    memcpy(t->request_hash, q->hash, sizeof t->request_hash);
+    t->local_pool = q->local_pool ? sg_xstrdup(q->local_pool) : NULL;
+    t->image = q->image ? sg_xstrdup(q->image) : NULL;
+    t->mode = q->mode;
+    t->root = q->manifest.root ? sg_xstrdup(q->manifest.root) : NULL;
+    t->env = q->env;
+    q->env = (struct sg_env){0};
+    t->services = sg_steal(&q->services);
+    t->n_services = q->n_services;
+    q->n_services = 0;
+    t->timeout_ms = q->timeout_ms > 0 ? q->timeout_ms : cfg->lease_timeout_default_ms;
+    t->idle_timeout_ms = q->idle_timeout_ms > 0 ? q->idle_timeout_ms : cfg->lease_idle_timeout_ms;
+    if (check_timeout("timeout_sec", t->timeout_ms, cfg->lease_timeout_max_ms, err) < 0 ||
+        check_timeout("idle_timeout_sec", t->idle_timeout_ms, cfg->lease_timeout_max_ms, err) < 0 ||
+        check_timeout("acquire_timeout", q->acquire_timeout_ms, cfg->lease_timeout_max_ms, err) < 0)
+        return -1;
+    if (q->pool)
+        return sg_error_field(err, SG_POOL_NOT_FOUND, "pool", "this server has no pool of that name");
+    if (q->overrides)
+        return sg_error_field(err, SG_INVALID_REQUEST, "overrides", "is only for requests that name a pool");
+    return 0;
+}
+
+static int decide(struct sg_creation *c, const struct sg_principal *who, struct sg_error *err)
+{
+    struct sg_policy policy = {0};
+    struct sg_candidates cands = {0};
+    struct sg_environment env = {0};
+    struct sg_decide_context ctx = {.network_egress_class =
+                                        c->request.egress_given ? sg_egress_name(c->request.egress) : NULL,
+                                    .local_pool = c->request.local_pool};
+
+    int rc = sg_policy_parse(c->request.policy, "policy", &policy, err);
+    c->required_caps = policy.required_caps;
+    if (rc == 0)
+        rc = sg_selection_cut(who, &c->s->candidates, &c->s->environment, &cands, &env, err);
+    if (rc == 0 && c->snapshot_fd >= 0)
+        sg_candidates_keep(&cands, c->snapshot.provider); /* it can be restored nowhere else */
+    if (rc == 0)
+        rc = sg_decide(&policy, &env, &cands, &ctx, &c->decision, err);
+    sg_policy_finish(&policy);
+    sg_candidates_finish(&cands);
+    sg_environment_finish(&env);
+    return rc;
+}
+
+static int find_snapshot(struct sg_creation *c, const struct sg_principal *who, struct sg_error *err)
+{
+    const char *id = c->request.manifest.snapshot;
+
+    if (!id || sg_service_kept_open(c->s, who, SG_KEPT_SNAPSHOT, id, &c->snapshot, &c->snapshot_fd, err) == 0)
+        return 0;
+    if (err && err->code == SG_NOT_FOUND)
+        return sg_error_field(err, SG_SNAPSHOT_NOT_FOUND, "manifest.snapshot", "there is no such snapshot");
+    return -1;
+}
+
+/* Which repository goes into the sandbox; none is fine where the driver does not live of them. */
+static int choose_repo(struct sg_creation *c, struct sg_error *err)
+{
+    const struct sg_manifest *m = &c->request.manifest;
+    const struct sg_driver *d = c->driver;
+
+    if (m->repo_url && d->facts.checks_out)
+        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.repo.url",
+                              "backend \"%s\" has only this server's own repositories, by their name",
+                              d->facts.name);
+    if (m->repo_url && !(d->facts.caps & SG_CAP_NETWORK))
+        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.repo.url",
+                              "the sandbox itself fetches it, and backend \"%s\" has no network here; use a "
+                              "repository of this server by its name",
+                              d->facts.name);
+    if (m->repo_url)
+        return 0;
+    if (!m->repo_name && !d->facts.checks_out)
+        return 0;
+    if (!d->facts.checks_out && !(d->ops->files && d->ops->files->tree))
+        return sg_error_field(err, SG_NOT_SUPPORTED, "manifest.repo",
+                              "backend \"%s\" cannot be given a repository", d->facts.name);
+    c->repo = sg_repos_find(c->s->parts.repos, m->repo_name, err);
+    return c->repo ? 0 : -1;
+}
+
+int sg_creation_plan(struct sg_creation *c, const struct sg_principal *who, const char *key)
+{
+    if (c->s->draining) {
+        sg_error_set(&c->why, SG_SHUTTING_DOWN, "the server is shutting down and takes no new leases");
+        return sg_error_retry_after(&c->why, 5);
+    }
+    if (sg_store_check(c->s->parts.store, &c->why) < 0 || fill_terms(c, who, key, &c->why) < 0 ||
+        find_snapshot(c, who, &c->why) < 0 || decide(c, who, &c->why) < 0)
+        return -1;
+    if (c->decision.code != SG_OK) {
+        sg_decision_refusal(&c->decision, &c->why);
+        return 1;
+    }
+    c->driver = sg_backends_get(c->s->parts.backends, c->decision.backend, &c->why);
+    if (!c->driver)
+        return -1;
+    struct sg_sandbox_spec spec = sg_creation_spec(c);
+    return choose_repo(c, &c->why) < 0 || sg_driver_check(c->driver, &spec, &c->why) < 0 ? 1 : 0;
+}
