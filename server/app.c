@@ -163,7 +163,11 @@ static int start_spawner(struct app *a, struct sg_error *err)
     sg_cleanup(sg_free_p) char *agent = agent_path();
     if (sg_roots_open(a->cfg, a->state_dir, &a->roots, err) < 0)
         return -1;
+    bool open_net = a->cfg->local_bwrap.pool.egress == SG_EGRESS_OPEN;
+    for (size_t i = 0; i < a->cfg->n_local_pools; i++)
+        open_net = open_net || a->cfg->local_pools[i].pool.egress == SG_EGRESS_OPEN;
     struct sg_spawner_config sc = {.state_dir = a->state_dir,
+                                   .open_net = open_net,
                                    .agent_path = agent,
                                    .rootfs = sg_roots_dirs(a->roots),
                                    .uid_base = a->cfg->uid_base};

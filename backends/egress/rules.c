@@ -56,6 +56,11 @@ struct sg_egress_rules *sg_egress_rules_free(struct sg_egress_rules *r)
     return NULL;
 }
 
+bool sg_egress_rules_empty(const struct sg_egress_rules *r)
+{
+    return r->n == 0;
+}
+
 static bool is_below(const char *name, const char *domain)
 {
     size_t n = strlen(name), d = strlen(domain);

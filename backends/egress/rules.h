@@ -18,6 +18,8 @@ struct sg_egress_rules;
 int sg_egress_rules_new(const char *const *list, struct sg_egress_rules **ret, struct sg_error *err);
 struct sg_egress_rules *sg_egress_rules_free(struct sg_egress_rules *r); /* NULL-safe, returns NULL */
 
+bool sg_egress_rules_empty(const struct sg_egress_rules *r);
+
 enum sg_egress_match { SG_EGRESS_MATCH, SG_EGRESS_OTHER_PORT, SG_EGRESS_NO_MATCH };
 
 /* OTHER_PORT: the host is there, but not with that port. */

@@ -131,9 +131,6 @@ static int check_service(const struct sg_local_pool_config *c, struct sg_error *
 static int check_egress(const struct sg_local_pool_config *c, struct sg_error *err)
 {
     struct sg_egress_rules *rules = NULL;
-    if (c->egress == SG_EGRESS_OPEN) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "egress", "egress open is not available in this build; none, loopback and restricted are");
-    }
     if (sg_egress_rules_new(c->egress_allow, &rules, err) < 0) {
         return -1;
     }
@@ -141,7 +138,7 @@ static int check_egress(const struct sg_local_pool_config *c, struct sg_error *e
     if (c->egress == SG_EGRESS_RESTRICTED && (c->egress_allow == NULL || c->egress_allow[0] == NULL)) {
         return sg_error_field(err, SG_INVALID_REQUEST, "egress", "restricted needs egress_allow");
     }
-    if (c->egress == SG_EGRESS_RESTRICTED && c->mode == SG_POOL_BLACKBOX && c->service_port == SG_EGRESS_PORT) {
+    if (c->egress >= SG_EGRESS_RESTRICTED && c->mode == SG_POOL_BLACKBOX && c->service_port == SG_EGRESS_PORT) {
         return sg_error_field(err, SG_INVALID_REQUEST, "service_port", "%d is the port of the proxy of restricted egress", SG_EGRESS_PORT);
     }
     return 0;

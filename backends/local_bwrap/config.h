@@ -33,7 +33,7 @@ struct sg_local_pool_config {
     const char *rootfs;  /* NULL: the host's system directories, read-only; else one that the spawner knows */
     const struct sg_local_image *images; /* further ones, which leases may ask for by name; names are unique */
     size_t n_images;
-    enum sg_egress egress; /* not open: refused as not available yet */
+    enum sg_egress egress; /* open: the spawner was started with open_net */
     const char *const *egress_allow; /* NULL-terminated, or NULL; as in backends/egress/rules.h. Of SG_EGRESS_RESTRICTED not empty */
 
     /* SG_POOL_BLACKBOX: what runs in every slot, and when it counts as well. */

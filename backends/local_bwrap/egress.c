@@ -1,7 +1,10 @@
 /* What of the network a sandbox reaches. Reactor only, but for what says otherwise. */
 #include "backends/local_bwrap/pool_priv.h"
 
-#include "base/clock.h"
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define BACKLOG 128
 
@@ -86,19 +89,73 @@ int egress_listen(struct gen *g, void (*done)(struct gen *g, const struct sg_err
     return -1;
 }
 
+/* ---- the helper of an open network ---- */
+
+/* What asked for the change hears that there is no sandbox any more; not from inside of whatever ended it. */
+static void cut_run(struct sg_task *t)
+{
+    struct gen *g = GEN_OF(t, cut_task);
+    g->cut_done(g, NULL);
+    gen_unref(g);
+}
+
+static void cut_off(struct gen *g, const struct sg_error *err)
+{
+    g->cutting = false;
+    g->cut_done(g, err);
+}
+
 void egress_end(struct gen *g)
 {
     g->proxy = sg_egress_proxy_stop(g->proxy);
+    sg_watch_del(g->l->parts.reactor, &g->helper);
+    if (g->cutting) {
+        g->cutting = false;
+        g->cut_task.run = cut_run;
+        gen_ref(g);
+        sg_reactor_post(g->l->parts.reactor, &g->cut_task);
+    }
 }
 
-void egress_settle(struct gen *g, enum sg_egress e)
+static void helper_ended(struct sg_watch *w, uint32_t events)
+{
+    struct gen *g = GEN_OF(w, helper);
+    struct sg_error why = {0};
+    (void)events;
+    sg_watch_del(g->l->parts.reactor, w);
+    if (!g->cutting) {
+        sg_error_set(&why, SG_SANDBOX_LOST, "the process that joins the sandbox to the network has ended");
+        sg_error_reason(&why, "network_lost");
+        gen_died(g, &why);
+    } else if (g->egress != SG_EGRESS_RESTRICTED) {
+        cut_off(g, NULL);
+    } else if (egress_listen(g, cut_off, &why) < 0) {
+        cut_off(g, &why);
+    }
+    sg_error_clear(&why);
+}
+
+int egress_watch(struct gen *g, struct sg_error *err)
+{
+    g->helper = (struct sg_watch){.ready = helper_ended, .fd = g->built.net_fd};
+    return g->built.net_fd < 0 ? 0 : sg_watch_add(g->l->parts.reactor, &g->helper, EPOLLIN, err);
+}
+
+bool egress_settle(struct gen *g, enum sg_egress e, void (*done)(struct gen *g, const struct sg_error *err))
 {
     g->egress = e;
-    if (e != SG_EGRESS_RESTRICTED) {
-        egress_end(g);
-    }
     g->base.sb.env = e == SG_EGRESS_RESTRICTED ? &g->l->proxy_env : NULL;
     g->base.sb.lacks = egress_reaches_out(e) ? 0 : SG_CAP_NETWORK;
+    if (g->built.net_fd >= 0 && e != SG_EGRESS_OPEN) {
+        g->cutting = true;
+        g->cut_done = done;
+        (void)syscall(SYS_pidfd_send_signal, g->built.net_fd, SIGKILL, NULL, 0);
+        return true;
+    }
+    if (e != SG_EGRESS_RESTRICTED) {
+        g->proxy = sg_egress_proxy_stop(g->proxy);
+    }
+    return false;
 }
 
 /* ---- what a lease may ask for ---- */
@@ -123,6 +180,10 @@ int egress_check(const struct pool *p, const struct sg_sandbox_spec *spec, struc
         return sg_error_reason(err, "egress_widened");
     }
     enum sg_egress e = egress_of(p, spec);
+    if (e == SG_EGRESS_RESTRICTED && sg_egress_rules_empty(p->rules)) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "network_egress_class", "local pool \"%s\" has no egress_allow that a restricted lease could use",
+                              p->cfg.name);
+    }
     if ((spec->required_caps & SG_CAP_NETWORK) != 0 && !egress_reaches_out(e)) {
         return cannot_reach(p, spec, err);
     }

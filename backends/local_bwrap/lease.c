@@ -310,9 +310,18 @@ static void limit(struct slot *s, struct waiter *w)
                                 .memory_bytes = w->limits.memory_bytes,
                                 .pids = w->limits.pids,
                                 .cpu_milli = w->limits.cpu_milli};
-    leave_queue(w);
-    w->limiting = gen_ref(s->gen);
     sg_spawner_limit(s->pool->l->parts.spawner, &spec, limited, w);
+}
+
+/* It has no more of the network than asked for, or (err) that could not be brought about. */
+static void narrowed(struct gen *g, const struct sg_error *err)
+{
+    struct waiter *w = sg_steal(&g->waiter);
+    if (err == NULL && !g->ending && has_limits(&w->limits)) {
+        limit(g->slot, w);
+    } else {
+        limited(w, NULL, err);
+    }
 }
 
 static void give(struct slot *s, struct waiter *w)
@@ -323,13 +332,18 @@ static void give(struct slot *s, struct waiter *w)
     g->leased = true;
     gen_ref(g); /* the sandbox's, until sandbox_free() */
     atomic_store(&g->base.sb.refs, 1);
-    egress_settle(g, w->egress);
     slot_set_lease(s, w->lease_id);
     slot_set_state(s, SG_SLOT_LEASED);
-    if (has_limits(&w->limits)) {
-        limit(s, w);
-    } else {
+    bool slow = egress_settle(g, w->egress, narrowed);
+    if (!slow && !has_limits(&w->limits)) {
         waiter_answer(w, &g->base.sb, NULL);
+        return;
+    }
+    leave_queue(w);
+    w->limiting = gen_ref(g);
+    g->waiter = w;
+    if (!slow) {
+        narrowed(g, NULL);
     }
 }
 

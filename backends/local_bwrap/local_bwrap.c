@@ -297,7 +297,7 @@ static int start_egress(struct local *l, const struct sg_local_pool_config *pool
 {
     bool proxies = false;
     for (size_t i = 0; i < n; i++) {
-        proxies = proxies || pools[i].egress == SG_EGRESS_RESTRICTED;
+        proxies = proxies || (egress_reaches_out(pools[i].egress) && pools[i].egress_allow != NULL);
         if (egress_reaches_out(pools[i].egress)) {
             l->base.facts.caps |= (unsigned)SG_CAP_NETWORK;
         }

@@ -88,6 +88,7 @@ struct gen {
     bool hello;
     bool ready;
     bool leased;
+    struct waiter *waiter; /* for whom it is being changed, see waiter.limiting */
     bool ending;    /* its destruction has been asked for */
     bool dead;      /* nothing of it runs any more */
     bool destroyed; /* nothing of it is left */
@@ -95,7 +96,11 @@ struct gen {
     struct service service;
     enum sg_egress egress;         /* what its lease has */
     struct sg_egress_proxy *proxy; /* or NULL */
-    void (*egress_done)(struct gen *g, const struct sg_error *err);
+    void (*egress_done)(struct gen *g, const struct sg_error *err); /* of the proxy's start */
+    void (*cut_done)(struct gen *g, const struct sg_error *err);    /* of the change below */
+    struct sg_watch helper;  /* pidfd of what joins it to the outside */
+    bool cutting;            /* that one's end has been asked for */
+    struct sg_task cut_task; /* g has ended meanwhile */
 
     /* written under local.lock */
     bool hold_gone; /* no descriptor that came out of the sandbox is open */
@@ -147,7 +152,7 @@ struct waiter {
     struct slot *coming;     /* the slot that is promised to it, while that is rebuilt; or NULL */
     struct sg_limits limits; /* of its own; 0: the pool's */
     enum sg_egress egress;
-    struct gen *limiting;    /* its sandbox, while the spawner sets them; one reference */
+    struct gen *limiting;    /* its sandbox, while it is being given them, or less of the network; one reference */
     bool cancelled;          /* meanwhile */
     bool queued;
     bool answered;
@@ -226,8 +231,11 @@ int egress_env(struct sg_env *env, struct sg_error *err);
 /* Starts the proxy of a sandbox. done comes unless g ends before, maybe at once. */
 int egress_listen(struct gen *g, void (*done)(struct gen *g, const struct sg_error *err), struct sg_error *err);
 void egress_end(struct gen *g);
-/* The sandbox is about to be leased with that class, not wider than it has. */
-void egress_settle(struct gen *g, enum sg_egress e);
+/* Hears of the end of the helper of an open network. */
+int egress_watch(struct gen *g, struct sg_error *err);
+/* The sandbox is about to be leased with that class, not wider than it has. True: that takes a while, and done comes on the reactor
+ * thread in any case. */
+bool egress_settle(struct gen *g, enum sg_egress e, void (*done)(struct gen *g, const struct sg_error *err));
 int egress_check(const struct pool *p, const struct sg_sandbox_spec *spec, struct sg_error *err);
 /* The class that a lease has, of a spec that was checked. */
 enum sg_egress egress_of(const struct pool *p, const struct sg_sandbox_spec *spec);

@@ -349,7 +349,7 @@ static int gen_open(struct gen *g, struct sg_slot_built *b, struct sg_error *err
     int agent_fd = sg_steal_fd(&g->built.agent_fd);
     g->death = (struct sg_watch){.ready = process_died, .fd = g->built.pidfd};
     mounts_keep(g);
-    if (adopt_groups(g->slot, g, err) < 0 || sg_watch_add(l->parts.reactor, &g->death, EPOLLIN, err) < 0) {
+    if (adopt_groups(g->slot, g, err) < 0 || sg_watch_add(l->parts.reactor, &g->death, EPOLLIN, err) < 0 || egress_watch(g, err) < 0) {
         sg_close(agent_fd);
         return -1;
     }
@@ -392,7 +392,7 @@ static struct gen *gen_new(struct slot *s)
     atomic_init(&g->refs, 1);
     sg_agent_sandbox_init(&g->base, &l->base);
     g->built = (struct sg_slot_built){
-        .agent_fd = -1, .pidfd = -1, .cgroup_fd = -1, .limit_fds = {-1, -1, -1}, .oom_fd = -1};
+        .agent_fd = -1, .pidfd = -1, .cgroup_fd = -1, .limit_fds = {-1, -1, -1}, .oom_fd = -1, .net_fd = -1};
     g->mounts = -1;
     g->died_task.run = agent_lost_run;
     g->mourn.fire = mourn_over;
@@ -410,6 +410,7 @@ static void build_one(struct slot *s)
         .slot = s->number,
         .disk_bytes = c->disk_max,
         .disk_dir = c->disk == SG_DISK_DIR,
+        .open_net = c->egress == SG_EGRESS_OPEN,
         .memory_bytes = c->memory_max,
         .pids = c->pids_max,
         .cpu_milli = c->cpu_milli,

@@ -230,6 +230,9 @@ static void add_files(struct args *a, const struct sg_build *b)
     for (size_t i = 0; i < b->root->n_binds; i++) {
         add(a, "--ro-bind", b->root->binds[i].from, b->root->binds[i].to, NULL);
     }
+    if (b->open_net && b->root->has_resolv) {
+        add(a, "--ro-bind", b->view->resolv_inside, "/etc/resolv.conf", NULL);
+    }
     add_proc(a, b);
     add(a, "--dev", "/dev", "--dev-bind", b->view->terminals, "/dev/pts", NULL);
     for (size_t i = 0; i < SG_COUNT_OF(writable); i++) {

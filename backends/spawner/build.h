@@ -13,6 +13,7 @@ struct sg_build {
     bool root_server;
     uint32_t agent_uid, command_uid; /* as the spawner sees them: 0 for both under an ordinary-user server */
     int64_t disk_bytes;
+    bool open_net;              /* its resolv.conf names the helper's name server */
     const char *disk_dir;       /* absolute path of a directory to make, or NULL: a tmpfs of disk_bytes */
     int64_t pids, memory_bytes; /* by rlimit, under a root server; 0: no */
     pid_t parent;

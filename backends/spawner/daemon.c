@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "backends/spawner/net.h"
 #include "backends/spawner/seccomp.h"
 #include "backends/spawner/slot.h"
 #include "base/clock.h"
@@ -190,7 +191,8 @@ static int start(struct sg_daemon *d, int *signals, struct sg_error *err)
     if (state < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", a->cfg->state_dir);
     }
-    if (sg_view_make(&d->view, a->cfg, a->bwrap, &a->own, err) < 0 ||
+    if (sg_view_make(&d->view, a, err) < 0 ||
+        (a->slirp != NULL && sg_net_check(a->own.root_server ? a->cfg->uid_base : 0, err) < 0) ||
         sg_remove_tree(state, "slots", err) < 0 || sg_seccomp_filter(flags, &d->seccomp[0], err) < 0 ||
         sg_seccomp_filter(flags | SG_SECCOMP_CLONE3, &d->seccomp[1], err) < 0) {
         return -1;

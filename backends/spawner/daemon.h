@@ -8,6 +8,7 @@
 struct sg_daemon_args {
     const struct sg_spawner_config *cfg;
     const char *bwrap; /* absolute path */
+    const char *slirp; /* likewise, or NULL: no slot has an open network */
     struct sg_view_user own;
     struct sg_groups groups;
     int sock; /* to the server */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "backends/spawner/build.h"
+#include "backends/spawner/net.h"
 #include "base/clock.h"
 #include "base/fd.h"
 
@@ -30,7 +31,7 @@ static struct sg_slot *slot_get(struct sg_daemon *d, uint32_t n)
         struct sg_slot *s = sg_xcalloc(1, sizeof *s);
         s->n = n;
         s->ns = (struct sg_namespaces){.user = -1, .cgroup = -1};
-        s->pidfd = s->server_end = s->info = s->errors = s->empty = -1;
+        s->pidfd = s->server_end = s->info = s->errors = s->empty = s->net_fd = s->net_ready = s->net_errors = -1;
         sg_slot_groups_init(&s->groups);
         d->slots[n] = s;
     }
@@ -38,6 +39,55 @@ static struct sg_slot *slot_get(struct sg_daemon *d, uint32_t n)
 }
 
 /* ---- the way up ---- */
+
+/* Starts the helper of its network, which bwrap's child has from birth. */
+static int join_outside(struct sg_daemon *d, struct sg_slot *s)
+{
+    char path[64];
+    int ready[2], errors[2];
+    snprintf(path, sizeof path, "/proc/%d/ns/net", (int)s->agent);
+    sg_cleanup(sg_close_p) int netns = open(path, O_RDONLY | O_CLOEXEC);
+    if (netns < 0 || pipe2(ready, O_CLOEXEC) < 0) {
+        return -1;
+    }
+    s->net_ready = ready[0];
+    sg_cleanup(sg_close_p) int ready_end = ready[1];
+    if (pipe2(errors, O_CLOEXEC | O_NONBLOCK) < 0) {
+        return -1;
+    }
+    s->net_errors = errors[0]; /* kept open, for who writes there must never fail; read when it has ended */
+    sg_cleanup(sg_close_p) int errors_end = errors[1];
+    const struct sg_net n = {.program = d->args->slirp,
+                             .resolv = d->view.name_servers,
+                             .root_server = d->args->own.root_server,
+                             .uid = agent_uid(d, s->n),
+                             .parent = getpid(),
+                             .netns = netns,
+                             .ready_fd = ready_end,
+                             .error_fd = errors_end};
+    pid_t pid = sg_groups_fork(&d->args->groups, s->groups.agent);
+    if (pid == 0) {
+        sg_net_child(&n);
+    }
+    if (pid < 0) {
+        errno = -pid;
+        return -1;
+    }
+    s->net = pid;
+    s->net_fd = (int)syscall(SYS_pidfd_open, pid, 0); /* it is not reaped before we do that */
+    return s->net_fd < 0 ? -1 : sg_daemon_watch(d, s->net_ready, EPOLLIN, SG_EV_NET, s->n);
+}
+
+static void read_net_ready(struct sg_daemon *d, struct sg_slot *s)
+{
+    char byte;
+    ssize_t n = read(s->net_ready, &byte, 1);
+    if (n < 0 && errno == EINTR) {
+        return;
+    }
+    s->net_up = n == 1;
+    epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->net_ready, NULL); /* at its end the helper's exit tells more */
+}
 
 static void read_info(struct sg_daemon *d, struct sg_slot *s)
 {
@@ -69,6 +119,10 @@ static void read_info(struct sg_daemon *d, struct sg_slot *s)
     if (s->pidfd < 0 || !slot_is_child_of(s->agent, s->monitor)) {
         s->pidfd = sg_close(s->pidfd);
         slot_fail(d, s, "its first process is gone");
+    } else if (s->build.open_net && join_outside(d, s) < 0) {
+        char why[96];
+        snprintf(why, sizeof why, "cannot be joined to the network: %s", strerror(errno));
+        slot_fail(d, s, why);
     }
 }
 
@@ -134,7 +188,7 @@ static void send_built(struct sg_daemon *d, struct sg_slot *s)
     }
     int oom = sg_slot_groups_oom_fd(&d->args->groups, &s->groups, s->n);
     const int all[SG_WIRE_FDS_MAX] = {s->server_end, s->pidfd,  s->groups.cmds, oom,
-                                      limits[0],     limits[1], limits[2]};
+                                      limits[0],     limits[1], limits[2],      s->net_fd};
     struct sg_wire_answer a = slot_answer_to(SG_WIRE_BUILT, s->build.id, NULL);
     fill_answer(d, s, &a);
     int fds[SG_WIRE_FDS_MAX];
@@ -157,7 +211,7 @@ static void send_built(struct sg_daemon *d, struct sg_slot *s)
 
 static void finish_build(struct sg_daemon *d, struct sg_slot *s)
 {
-    if (s->state != BUILDING || !s->hello || s->pidfd < 0) {
+    if (s->state != BUILDING || !s->hello || s->pidfd < 0 || (s->build.open_net && !s->net_up)) {
         return;
     }
     int r = set_rlimits(d, s);
@@ -253,6 +307,7 @@ static int launch(struct sg_daemon *d, struct sg_slot *s, struct sg_error *err)
         .memory_bytes = rlimit_for(d, SG_CTL_MEMORY, s->build.memory_bytes),
         .disk_bytes = s->build.disk_bytes,
         .disk_dir = dir,
+        .open_net = s->build.open_net != 0,
         .parent = getpid(),
         .agent_fd = e.agent,
         .info_fd = e.info,
@@ -277,7 +332,7 @@ static const char *refuse_build(const struct sg_daemon *d, const struct sg_slot 
         return "is in use";
     }
     if (r->rootfs < -1 || r->rootfs + 1 >= (int32_t)d->view.n_roots || r->disk_bytes <= 0 ||
-        r->memory_bytes < 0 || r->pids < 0 || r->cpu_milli < 0) {
+        (r->open_net != 0 && d->args->slirp == NULL) || r->memory_bytes < 0 || r->pids < 0 || r->cpu_milli < 0) {
         return "cannot be built as asked";
     }
     return NULL;
@@ -298,7 +353,7 @@ void sg_slot_build(struct sg_daemon *d, const struct sg_wire_request *r)
     s->build_owed = true;
     s->deadline_ms = r->deadline_ms;
     s->state = BUILDING;
-    s->hello = s->agent_dead = false;
+    s->hello = s->agent_dead = s->net_up = false;
     s->agent = 0;
     s->info_len = s->error_len = 0;
     s->error_text[0] = '\0';
@@ -338,6 +393,8 @@ void sg_slot_on_event(struct sg_daemon *d, uint32_t n, enum sg_slot_event kind)
         read_info(d, s);
     } else if (kind == SG_EV_AGENT && s->state == BUILDING && !s->hello) {
         read_hello(d, s);
+    } else if (kind == SG_EV_NET && s->state == BUILDING && s->net_ready >= 0) {
+        read_net_ready(d, s);
     } else if (kind == SG_EV_PIDFD && s->pidfd >= 0 && !s->agent_dead) {
         s->agent_dead = true;
         epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->pidfd, NULL);
@@ -360,6 +417,13 @@ void sg_slot_on_exit(struct sg_daemon *d, pid_t pid)
             s->monitor = 0;
             if (s->state == BUILDING) {
                 slot_fail(d, s, "the sandbox ended while it was built");
+            }
+        }
+        if (s->net == pid) { /* the server hears of it by its pidfd when the slot is up */
+            s->net = 0;
+            if (s->state == BUILDING) {
+                slot_read_errors(s, s->net_errors);
+                slot_fail(d, s, "the helper of its network ended");
             }
         }
         slot_advance_end(d, s); /* it may have waited for an orphan */

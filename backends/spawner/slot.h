@@ -25,7 +25,8 @@ enum sg_slot_event {
     SG_EV_ERRORS,
     SG_EV_AGENT,
     SG_EV_PIDFD,
-    SG_EV_EMPTY
+    SG_EV_EMPTY,
+    SG_EV_NET
 };
 
 /* Watches fd for events on behalf of a slot (0 for the daemon's own). */

@@ -53,6 +53,8 @@ void slot_close_build_fds(struct sg_slot *s)
     s->server_end = sg_close(s->server_end);
     s->info = sg_close(s->info);
     s->errors = sg_close(s->errors);
+    s->net_ready = sg_close(s->net_ready);
+    s->net_fd = sg_close(s->net_fd);
 }
 
 bool slot_is_child_of(pid_t pid, pid_t parent)
@@ -76,7 +78,7 @@ static bool is_known(const struct sg_daemon *d, pid_t pid)
 {
     for (uint32_t n = 0; n < SG_SPAWNER_SLOTS_MAX; n++) {
         const struct sg_slot *s = d->slots[n];
-        if (s != NULL && (s->monitor == pid || s->wiper == pid || (s->pidfd >= 0 && s->agent == pid))) {
+        if (s != NULL && (s->monitor == pid || s->wiper == pid || s->net == pid || (s->pidfd >= 0 && s->agent == pid))) {
             return true;
         }
     }
@@ -106,7 +108,7 @@ static unsigned kill_orphans(const struct sg_daemon *d)
 static bool is_dead(struct sg_daemon *d, struct sg_slot *s)
 {
     char text[256];
-    if (s->monitor != 0 || (s->pidfd >= 0 && !s->agent_dead)) {
+    if (s->monitor != 0 || s->net != 0 || (s->pidfd >= 0 && !s->agent_dead)) {
         return false;
     }
     if (s->pidfd < 0 && kill_orphans(d) > 0) {
@@ -155,6 +157,7 @@ void slot_advance_end(struct sg_daemon *d, struct sg_slot *s)
     }
     s->empty = sg_close(s->empty);
     s->pidfd = sg_close(s->pidfd);
+    s->net_errors = sg_close(s->net_errors);
     s->state = EMPTY;
     answer_failed_build(d, s);
     slot_answer_destroy(d, s, NULL);
@@ -165,6 +168,9 @@ void slot_begin_end(struct sg_daemon *d, struct sg_slot *s)
     slot_close_build_fds(s);
     s->state = ENDING;
     s->deadline_ms = sg_now_ms() + SG_SLOT_END_MS;
+    if (s->net != 0) {
+        kill(s->net, SIGKILL);
+    }
     if (s->pidfd >= 0) {
         /* The kernel takes all of the namespace along; bwrap reaps its child and ends by itself. */
         (void)syscall(SYS_pidfd_send_signal, s->pidfd, SIGKILL, NULL, 0);
@@ -175,10 +181,10 @@ void slot_begin_end(struct sg_daemon *d, struct sg_slot *s)
     slot_advance_end(d, s);
 }
 
-static void read_errors(struct sg_slot *s)
+void slot_read_errors(struct sg_slot *s, int fd)
 {
-    while (s->errors >= 0 && s->error_len < sizeof s->error_text - 1) {
-        ssize_t n = read(s->errors, s->error_text + s->error_len, sizeof s->error_text - 1 - s->error_len);
+    while (fd >= 0 && s->error_len < sizeof s->error_text - 1) {
+        ssize_t n = read(fd, s->error_text + s->error_len, sizeof s->error_text - 1 - s->error_len);
         if (n <= 0) {
             break;
         }
@@ -194,7 +200,7 @@ static void read_errors(struct sg_slot *s)
 
 void slot_fail(struct sg_daemon *d, struct sg_slot *s, const char *why)
 {
-    read_errors(s);
+    slot_read_errors(s, s->errors);
     sg_error_clear(&s->error);
     sg_error_set(&s->error, SG_UNAVAILABLE, "slot %u: %s%s%s", s->n, why, s->error_len > 0 ? ": " : "",
                  s->error_text);

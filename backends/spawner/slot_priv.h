@@ -30,6 +30,9 @@ struct sg_slot {
     bool hello;
     int server_end; /* the server's end of the agent's socket */
     int info, errors, empty;
+    pid_t net;  /* the helper of an open network, our child; 0: none, or reaped */
+    bool net_up;
+    int net_fd, net_ready, net_errors; /* pidfd, and what it says */
     char info_text[256], error_text[512];
     size_t info_len, error_len;
 };
@@ -39,6 +42,8 @@ uint32_t slot_means(const struct sg_daemon *d, enum sg_controller c, int64_t lim
 struct sg_wire_answer slot_answer_to(uint32_t op, uint64_t id, const struct sg_error *err);
 void slot_answer_destroy(struct sg_daemon *d, struct sg_slot *s, const struct sg_error *err);
 void slot_close_build_fds(struct sg_slot *s);
+/* Reads what was written to fd into the slot's error text, for people. */
+void slot_read_errors(struct sg_slot *s, int fd);
 /* Is pid a child of parent now? */
 bool slot_is_child_of(pid_t pid, pid_t parent);
 

@@ -86,6 +86,7 @@ void sg_slot_built_finish(struct sg_slot_built *b)
     b->pidfd = sg_close(b->pidfd);
     b->cgroup_fd = sg_close(b->cgroup_fd);
     b->oom_fd = sg_close(b->oom_fd);
+    b->net_fd = sg_close(b->net_fd);
     for (unsigned i = 0; i < SG_SLOT_LIMIT_FDS; i++) {
         b->limit_fds[i] = sg_close(b->limit_fds[i]);
     }
@@ -116,27 +117,37 @@ static int take_lock(const char *state_dir, struct sg_error *err)
     return fd;
 }
 
-static int find_bwrap(const char *wanted, char *path, size_t size, struct sg_error *err)
+static int find_program(const char *name, char *path, size_t size, const char *hint, struct sg_error *err)
 {
-    if (wanted != NULL) {
-        if (access(wanted, X_OK) == 0 && (size_t)snprintf(path, size, "%s", wanted) < size) {
-            return 0;
-        }
-        return sg_error_sys(err, SG_UNAVAILABLE, errno, "bubblewrap at %s", wanted);
-    }
     const char *dirs = getenv("PATH");
     if (dirs == NULL) {
         dirs = "/usr/local/bin:/usr/bin:/bin";
     }
     while (*dirs != '\0') {
         size_t n = strcspn(dirs, ":");
-        if (n > 0 && dirs[0] == '/' && (size_t)snprintf(path, size, "%.*s/bwrap", (int)n, dirs) < size &&
+        if (n > 0 && dirs[0] == '/' && (size_t)snprintf(path, size, "%.*s/%s", (int)n, dirs, name) < size &&
             access(path, X_OK) == 0) {
             return 0;
         }
         dirs += n + (dirs[n] == ':');
     }
-    return sg_error_set(err, SG_UNAVAILABLE, "bwrap is not in PATH: install the package bubblewrap");
+    return sg_error_set(err, SG_UNAVAILABLE, "%s is not in PATH: %s", name, hint);
+}
+
+static int find_bwrap(const char *wanted, char *path, size_t size, struct sg_error *err)
+{
+    if (wanted == NULL) {
+        return find_program("bwrap", path, size, "install the package bubblewrap", err);
+    }
+    if (access(wanted, X_OK) == 0 && (size_t)snprintf(path, size, "%s", wanted) < size) {
+        return 0;
+    }
+    return sg_error_sys(err, SG_UNAVAILABLE, errno, "bubblewrap at %s", wanted);
+}
+
+static int find_slirp(const struct sg_spawner_config *cfg, char *path, size_t size, struct sg_error *err)
+{
+    return cfg->open_net ? find_program("slirp4netns", path, size, "install the package slirp4netns, which egress open needs", err) : 0;
 }
 
 /* Born into namespaces of its own: the end of the first process of a PID namespace is the end of all of it.
@@ -230,9 +241,10 @@ static int check_config(const struct sg_spawner_config *cfg, struct sg_error *er
 static int start(struct sg_spawner *sp, const struct sg_spawner_config *cfg, struct sg_daemon_args *a,
                  struct sg_error *err)
 {
-    static char bwrap[PATH_MAX];
+    static char bwrap[PATH_MAX], slirp[PATH_MAX];
     int pair[2];
     if (check_config(cfg, err) < 0 || find_bwrap(cfg->bwrap_path, bwrap, sizeof bwrap, err) < 0 ||
+        find_slirp(cfg, slirp, sizeof slirp, err) < 0 ||
         (a->lock = take_lock(cfg->state_dir, err)) < 0) {
         return -1;
     }
@@ -245,6 +257,7 @@ static int start(struct sg_spawner *sp, const struct sg_spawner_config *cfg, str
     sp->sock = pair[0];
     a->sock = pair[1];
     a->bwrap = bwrap;
+    a->slirp = cfg->open_net ? slirp : NULL;
     sp->pid = fork_daemon(a->own.root_server, err);
     if (sp->pid == 0) {
         sg_daemon_run(a);
@@ -349,6 +362,7 @@ void sg_spawner_build(struct sg_spawner *sp, const struct sg_slot_spec *spec,
     p->built = done;
     p->request.rootfs = rootfs;
     p->request.disk_dir = spec->disk_dir;
+    p->request.open_net = spec->open_net;
     p->request.disk_bytes = spec->disk_bytes;
     p->request.memory_bytes = spec->memory_bytes;
     p->request.pids = spec->pids;
@@ -399,7 +413,7 @@ static bool fill_built(struct sg_slot_built *b, const struct sg_wire_answer *a, 
                        unsigned n_fds)
 {
     int *where[SG_WIRE_FDS_MAX] = {&b->agent_fd,     &b->pidfd,        &b->cgroup_fd,   &b->oom_fd,
-                                   &b->limit_fds[0], &b->limit_fds[1], &b->limit_fds[2]};
+                                   &b->limit_fds[0], &b->limit_fds[1], &b->limit_fds[2], &b->net_fd};
     unsigned used = 0;
     for (unsigned i = 0; i < SG_WIRE_FDS_MAX; i++) {
         bool there = (a->fds & (1U << i)) != 0 && used < n_fds;

@@ -40,6 +40,7 @@ struct sg_spawner_config {
     const char *bwrap_path;    /* NULL: bwrap from PATH */
     const char *const *rootfs; /* root file systems that slots may ask for, NULL-terminated; or NULL */
     uint32_t uid_base;         /* first host uid and gid of the slots; root server only */
+    bool open_net;             /* slots may ask for open_net: what that needs must be there */
     bool no_cgroups;           /* leave control groups alone (for tests of the other means) */
 };
 
@@ -88,6 +89,7 @@ struct sg_slot_spec {
     const char *rootfs;   /* NULL: the host's system directories; else one of the configured ones */
     int64_t disk_bytes;   /* size of the tmpfs; > 0 */
     bool disk_dir;        /* a directory of the host instead, whose size nobody limits */
+    bool open_net;        /* joined to the outside, see net.h; else it has its own loopback only */
     int64_t memory_bytes; /* 0: no limit; also the next two */
     int64_t pids;
     int64_t cpu_milli;
@@ -104,6 +106,8 @@ struct sg_slot_built {
     int oom_fd;    /* for sg_oom_kills(); -1: nobody counts */
     int limit_fds[SG_SLOT_LIMIT_FDS]; /* open `tasks` files of v1 groups that commands must join; -1: unused
                                        */
+    int net_fd; /* with open_net: pidfd of what joins it to the outside. When that has ended the slot is cut off for good; a signal
+                 * through it cuts it off. Else -1 */
     pid_t agent_pid;                  /* for people; signals go through pidfd */
     uint32_t agent_uid, command_uid;  /* of the host */
     enum sg_isolation isolation;

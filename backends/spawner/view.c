@@ -1,4 +1,4 @@
-#include "backends/spawner/view.h"
+#include "backends/spawner/daemon.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "backends/spawner/net.h"
 #include "backends/spawner/view_etc.h"
 #include "base/fd.h"
 
@@ -26,6 +27,18 @@ static int make_own(struct sg_view *v, struct sg_error *err)
     if (mkdir(v->slot, 0755) < 0 || mkdir(v->terminals, 0755) < 0 || mkdir(v->empty, 0) < 0 ||
         mknod(v->nothing, S_IFREG, 0) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, OWN);
+    }
+    return 0;
+}
+
+/* For slots with an open network; the host's name servers are there already. */
+static int make_resolv(struct sg_view *v, struct sg_error *err)
+{
+    v->name_servers = SG_VIEW_NAME_SERVERS;
+    v->resolv_inside = OWN "/resolv.conf";
+    if (sg_write_file(v->resolv_inside, SG_NET_RESOLV_CONF, strlen(SG_NET_RESOLV_CONF), 0644, err) < 0 ||
+        chmod(v->resolv_inside, 0644) < 0) {
+        return sg_error_wrap(err, "resolv.conf");
     }
     return 0;
 }
@@ -143,6 +156,7 @@ static int make_host_root(struct sg_view *v, struct sg_error *err)
             return -1;
         }
     }
+    r->has_resolv = true;
     sg_cleanup(sg_free_p) char *var_tmp = sg_xasprintf("%s/var/tmp", r->path);
     sg_cleanup(sg_free_p) char *var_run = sg_xasprintf("%s/var/run", r->path);
     sg_cleanup(sg_free_p) char *etc = sg_xasprintf("%s/etc", r->path);
@@ -166,6 +180,7 @@ static int take_etc(struct sg_view *v, struct sg_view_root *r, const char *base,
     sg_cleanup(sg_free_p) char *at = sg_xasprintf("%s/etc", r->path);
     struct stat its;
     if (lstat(own, &its) < 0) {
+        r->has_resolv = true;
         return rename(etc, at) < 0 ? sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", at) : 0;
     }
     if (!S_ISDIR(its.st_mode)) {
@@ -182,6 +197,7 @@ static int take_etc(struct sg_view *v, struct sg_view_root *r, const char *base,
         struct stat st;
         if (e->d_name[0] != '.' && lstat(theirs, &st) == 0 && S_ISREG(st.st_mode)) {
             result = bind_add(r, ours, theirs + strlen(base), err);
+            r->has_resolv = r->has_resolv || sg_streq(e->d_name, "resolv.conf");
         }
     }
     if (d != NULL) {
@@ -219,15 +235,15 @@ static int make_image_root(struct sg_view *v, const char *base, struct sg_error 
     return result < 0 ? -1 : take_etc(v, r, base, err);
 }
 
-int sg_view_make(struct sg_view *v, const struct sg_spawner_config *cfg, const char *bwrap,
-                 const struct sg_view_user *own, struct sg_error *err)
+int sg_view_make(struct sg_view *v, const struct sg_daemon_args *a, struct sg_error *err)
 {
+    const struct sg_spawner_config *cfg = a->cfg;
     sg_cleanup(sg_free_p) char *agent = NULL;
     size_t len;
     if (read_agent(cfg->agent_path, &agent, &len, err) < 0) {
         return -1;
     }
-    if (sg_view_enter(cfg, bwrap, own, err) < 0 || make_own(v, err) < 0 || write_agent(agent, len, err) < 0 ||
+    if (sg_view_enter(a, err) < 0 || make_own(v, err) < 0 || (a->slirp != NULL && make_resolv(v, err) < 0) || write_agent(agent, len, err) < 0 ||
         make_host_root(v, err) < 0) {
         return -1;
     }

@@ -19,6 +19,7 @@ struct sg_view_root {
     char *path;
     struct sg_view_bind binds[SG_VIEW_BINDS_MAX];
     size_t n_binds;
+    bool has_resolv; /* there is a file /etc/resolv.conf to bind another over */
 };
 
 struct sg_view {
@@ -26,6 +27,8 @@ struct sg_view {
     const char
         *slot; /* empty directory: each build mounts the slot's own tmpfs here, in its own mount namespace */
     const char *terminals; /* likewise, for its pseudo-terminals */
+    const char *name_servers;  /* resolv.conf of the host, as it was at the start; these two: NULL without any */
+    const char *resolv_inside; /* resolv.conf of a sandbox with an open network */
     const char *empty; /* a directory, and a file, that nobody can read: for covering others */
     const char *nothing;
     struct sg_view_bind covered[16]; /* files of /proc, and what is bound over them */
@@ -41,15 +44,15 @@ struct sg_view_user {
 };
 
 /* In the spawner, which was born into its own mount and PID namespaces and, under an ordinary user, its own
- * user namespace: becomes uid 0 of that, changes to the new root and fills it. bwrap: its absolute path. */
-int sg_view_make(struct sg_view *v, const struct sg_spawner_config *cfg, const char *bwrap,
-                 const struct sg_view_user *own, struct sg_error *err);
+ * user namespace: becomes uid 0 of that, changes to the new root and fills it. */
+struct sg_daemon_args;
+int sg_view_make(struct sg_view *v, const struct sg_daemon_args *a, struct sg_error *err);
 
 /* Of sg_view_make(): makes the new root, with a generated /etc at SG_VIEW_ETC, and changes to it. */
-int sg_view_enter(const struct sg_spawner_config *cfg, const char *bwrap, const struct sg_view_user *own,
-                  struct sg_error *err);
+int sg_view_enter(const struct sg_daemon_args *a, struct sg_error *err);
 #define SG_VIEW_OWN "/.sandgate"
 #define SG_VIEW_ETC SG_VIEW_OWN "/etc"
+#define SG_VIEW_NAME_SERVERS SG_VIEW_OWN "/name-servers"
 #define SG_VIEW_IMAGE SG_VIEW_OWN "/image-%zu" /* the n-th configured root file system */
 #define SG_VIEW_SYSTEM_DIRS 7U
 extern const char *const sg_view_system_dirs[SG_VIEW_SYSTEM_DIRS]; /* directories or links at the top */

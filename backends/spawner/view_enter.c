@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "backends/spawner/view.h"
+#include "backends/spawner/daemon.h"
 #include "backends/spawner/view_etc.h"
 #include "base/fd.h"
 
@@ -33,6 +33,8 @@ static int map_user(unsigned uid, unsigned gid, struct sg_error *err)
 }
 
 /* ---- the spawner's own root ---- */
+
+#define RESOLV_MAX ((size_t)64 * 1024)
 
 /* Everything is mounted here first; the place only has to exist and to be nothing that anybody binds from. */
 #define PLACE "/proc"
@@ -94,8 +96,9 @@ static int show_system(struct sg_error *err)
     return show_dir("/dev", "/dev", err);
 }
 
-static int show_configured(const struct sg_spawner_config *cfg, const char *bwrap, struct sg_error *err)
+static int show_configured(const struct sg_daemon_args *a, struct sg_error *err)
 {
+    const struct sg_spawner_config *cfg = a->cfg;
     if (show_dir(cfg->state_dir, cfg->state_dir, err) < 0) {
         return -1;
     }
@@ -107,7 +110,7 @@ static int show_configured(const struct sg_spawner_config *cfg, const char *bwra
             return -1;
         }
     }
-    return show_file(bwrap, err);
+    return show_file(a->bwrap, err) < 0 || (a->slirp != NULL && show_file(a->slirp, err) < 0) ? -1 : 0;
 }
 
 static int mount_proc(struct sg_error *err)
@@ -125,7 +128,7 @@ static int mount_proc(struct sg_error *err)
 
 /* A small root with only what slots are made of. bubblewrap reads the list of mounts once per mount it makes,
  * so the fewer there are, the faster; and what is not there cannot be shown by mistake. */
-static int make_root(const struct sg_spawner_config *cfg, const char *bwrap, struct sg_error *err)
+static int make_root(const struct sg_daemon_args *a, struct sg_error *err)
 {
     if (mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make the mounts private");
@@ -135,7 +138,7 @@ static int make_root(const struct sg_spawner_config *cfg, const char *bwrap, str
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot mount a tmpfs");
     }
     if (make_dirs(PLACE, SG_VIEW_OWN, err) < 0 || show_system(err) < 0 ||
-        show_configured(cfg, bwrap, err) < 0 || mount_proc(err) < 0) {
+        show_configured(a, err) < 0 || mount_proc(err) < 0) {
         return -1;
     }
     return 0;
@@ -150,6 +153,21 @@ static int make_etc(struct sg_error *err)
     return sg_view_etc_make(PLACE SG_VIEW_ETC, true, err);
 }
 
+/* A copy of what the host has now; without any there is no name service. */
+static int copy_name_servers(struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *text = NULL;
+    size_t len = 0;
+    if (sg_read_file("/etc/resolv.conf", RESOLV_MAX, &text, &len, NULL) < 0) {
+        len = 0;
+    }
+    const char *to = PLACE SG_VIEW_NAME_SERVERS;
+    if (sg_write_file(to, text != NULL ? text : "", len, 0644, err) < 0 || chmod(to, 0644) < 0) {
+        return sg_error_wrap(err, "the copy of /etc/resolv.conf");
+    }
+    return 0;
+}
+
 static int enter_root(struct sg_error *err)
 {
     if (chdir(PLACE) < 0 || syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 ||
@@ -159,11 +177,13 @@ static int enter_root(struct sg_error *err)
     return 0;
 }
 
-int sg_view_enter(const struct sg_spawner_config *cfg, const char *bwrap, const struct sg_view_user *own,
-                  struct sg_error *err)
+int sg_view_enter(const struct sg_daemon_args *a, struct sg_error *err)
 {
-    if (!own->root_server && map_user(own->uid, own->gid, err) < 0) {
+    if (!a->own.root_server && map_user(a->own.uid, a->own.gid, err) < 0) {
         return -1;
     }
-    return make_root(cfg, bwrap, err) < 0 || make_etc(err) < 0 || enter_root(err) < 0 ? -1 : 0;
+    if (make_root(a, err) < 0 || make_etc(err) < 0 || (a->slirp != NULL && copy_name_servers(err) < 0)) {
+        return -1;
+    }
+    return enter_root(err);
 }

@@ -6,7 +6,7 @@
 #include "backends/spawner/spawner.h"
 
 #define SG_WIRE_MAGIC 0x73674731U
-#define SG_WIRE_FDS_MAX 7U
+#define SG_WIRE_FDS_MAX 8U
 
 enum sg_wire_op {
     SG_WIRE_BUILD = 1, /* server to spawner */
@@ -23,7 +23,7 @@ struct sg_wire_request {
     uint64_t id; /* comes back in the answer */
     uint32_t slot;
     int32_t rootfs; /* index into the configured ones, -1: the host's */
-    uint32_t disk_dir, unused;
+    uint32_t disk_dir, open_net;
     int64_t disk_bytes, memory_bytes, pids, cpu_milli, deadline_ms;
 };
 
@@ -32,7 +32,7 @@ struct sg_wire_answer {
     uint64_t id;
     uint32_t code; /* enum sg_code; SG_OK with BUILT or LIMITED: fds says which descriptors travel along */
     int32_t sys;
-    uint32_t fds; /* bits: 0 agent, 1 pidfd, 2 cgroup, 3 oom, 4-6 limits; in this order */
+    uint32_t fds; /* bits: 0 agent, 1 pidfd, 2 cgroup, 3 oom, 4-6 limits, 7 network helper; in this order */
     int32_t agent_pid;
     uint32_t agent_uid, command_uid;
     uint32_t isolation, tree_kill, memory, pids, cpu, disk; /* also the facts of READY */

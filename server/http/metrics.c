@@ -209,7 +209,7 @@ static int write_egress(const struct sg_slot_report *r, int (*write)(const struc
     int bad = 0;
 
     for (size_t p = 0; p < r->n; p++)
-        bad |= r->pools[p].egress == SG_EGRESS_RESTRICTED ? write(&r->pools[p], out) : 0;
+        bad |= r->pools[p].egress >= SG_EGRESS_RESTRICTED ? write(&r->pools[p], out) : 0;
     return bad;
 }
 

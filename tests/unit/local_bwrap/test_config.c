@@ -7,7 +7,7 @@
 Test(local_config, bad_values_are_named)
 {
     static const char *const fields[] = {"name",           "name",       "size",     "size",
-                                         "mode",           "egress",     "egress",   "acquire_timeout",
+                                         "mode",           "egress",     "egress_allow", "acquire_timeout",
                                          "disk_max",       "memory_max", "pids_max", "cpu_max",
                                          "health_interval"};
     for (size_t i = 0; i < SG_COUNT_OF(fields); i++) {
@@ -17,7 +17,9 @@ Test(local_config, bad_values_are_named)
         c.name = i == 0 ? "" : i == 1 ? "Two Words" : c.name;
         c.size = i == 2 ? 0 : i == 3 ? SG_LOCAL_POOL_SIZE_MAX + 1 : c.size;
         c.mode = i == 4 ? SG_POOL_BLACKBOX : c.mode;
-        c.egress = i == 5 ? SG_EGRESS_OPEN : i == 6 ? SG_EGRESS_RESTRICTED : c.egress;
+        const char *const bad[] = {"no port", NULL};
+        c.egress = i == 5 ? SG_EGRESS_RESTRICTED : i == 6 ? SG_EGRESS_OPEN : c.egress;
+        c.egress_allow = i == 6 ? bad : NULL;
         c.acquire_timeout_ms = i == 7 ? -1 : c.acquire_timeout_ms;
         c.disk_max = i == 8 ? 0 : c.disk_max;
         c.memory_max = i == 9 ? -1 : c.memory_max;
