@@ -281,7 +281,7 @@ static int docker_config(const struct app *a, const char *dir, const char *agent
                                      .start_ms = c->docker.start_timeout_ms,
                                      .orphan_grace_ms = c->docker.orphan_grace_ms};
     if (!sg_docker_user_parse(c->docker.user, &ret->uid, &ret->gid))
-        return sg_error_field(err, SG_INVALID_REQUEST, "docker.user", "must be the numbers of a user and a group other than root, such as 1000:1000");
+        return sg_error_field(err, SG_INVALID_REQUEST, "docker.user", "docker.user must be the numbers of a user and a group other than root, such as 1000:1000");
     return 0;
 }
 

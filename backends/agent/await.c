@@ -93,6 +93,21 @@ static void disown(struct agent *a)
     }
 }
 
+/* False: fd is still the caller's. */
+static bool take_server(struct agent *a, int fd)
+{
+    struct epoll_event e = {.events = EPOLLIN, .data.u64 = 0};
+    if (fd != AGENT_SOCK) { /* which is free but for the first server */
+        if (dup3(fd, AGENT_SOCK, O_CLOEXEC) < 0)
+            return false;
+        close(fd);
+    }
+    if (epoll_ctl(a->epoll, EPOLL_CTL_ADD, AGENT_SOCK, &e) != 0)
+        _exit(EXIT_SETUP);
+    a->sock = AGENT_SOCK;
+    return true;
+}
+
 void await_server(struct agent *a, void (*reap)(struct agent *a))
 {
     forget_server(a);
@@ -108,12 +123,8 @@ void await_server(struct agent *a, void (*reap)(struct agent *a))
         int fd = p[0].revents != 0 ? accept4(a->listen, NULL, NULL, SOCK_CLOEXEC) : -1;
         if (fd < 0)
             continue;
-        struct epoll_event e = {.events = EPOLLIN, .data.u64 = 0};
-        if (from_outside(fd) && dup3(fd, AGENT_SOCK, O_CLOEXEC) == AGENT_SOCK && epoll_ctl(a->epoll, EPOLL_CTL_ADD, AGENT_SOCK, &e) == 0) {
-            close(fd);
-            a->sock = AGENT_SOCK;
+        if (from_outside(fd) && take_server(a, fd))
             return;
-        }
         close(fd);
     }
 }

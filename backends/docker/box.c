@@ -69,6 +69,9 @@ void box_unlist(struct box *b)
     if (b->listed) {
         b->listed = false;
         DL_DELETE(b->d->boxes, b);
+        if (b->d->boxes == NULL) {
+            docker_empty(b->d);
+        }
         box_unref(b);
     }
 }
@@ -128,9 +131,24 @@ static bool has_dir(struct docker *d, const char *name)
     return false;
 }
 
-/* Of containers that are no more. */
+static bool any_unknown(struct docker *d)
+{
+    struct box *b;
+    DL_FOREACH(d->boxes, b)
+    {
+        if (b->run[0] == '\0' && b->state == BOX_MAKING) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Of containers that are no more. Not while one is being looked for whose directory is not known yet. */
 int docker_sweep_dirs(struct docker *d)
 {
+    if (any_unknown(d)) {
+        return 0;
+    }
     int fd = openat(d->run_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
     if (dir == NULL) {

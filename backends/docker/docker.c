@@ -11,9 +11,11 @@
 #include <utlist.h>
 
 #include "backends/facts.h"
+#include "base/clock.h"
 #include "base/fd.h"
 
 #define AGENT_BYTES_MAX ((size_t)32 << 20)
+#define RETIRE_MS 5000
 #define ENGINE_CALLS 32U
 #define ENGINE_WAITING 4096U
 
@@ -148,6 +150,51 @@ static void step_over(struct docker *d)
     (void)pthread_mutex_unlock(&d->lock);
 }
 
+static void retired(struct docker *d)
+{
+    if (d->retiring) {
+        d->retiring = false;
+        sg_timer_cancel(d->parts.reactor, &d->retire_timer);
+        (void)pthread_mutex_lock(&d->lock);
+        d->stepped = true;
+        (void)pthread_cond_broadcast(&d->changed);
+        (void)pthread_mutex_unlock(&d->lock);
+    }
+}
+
+void docker_empty(struct docker *d)
+{
+    retired(d);
+}
+
+static void retire_late(struct sg_timer *t)
+{
+    retired(sg_container_of(t, struct docker, retire_timer));
+}
+
+/* What is kept warm is nobody's, and goes with the server. An engine that is away is asked by the next one. */
+static void retire_begin(struct sg_task *t)
+{
+    struct docker *d = sg_container_of(t, struct docker, close_task);
+    struct box *b, *next;
+    d->settled = false;
+    d->retiring = true;
+    sg_timer_cancel(d->parts.reactor, &d->warm_timer);
+    d->retire_timer.fire = retire_late;
+    sg_timer_set(d->parts.reactor, &d->retire_timer, sg_now_ms() + RETIRE_MS);
+    DL_FOREACH_SAFE(d->boxes, b, next)
+    {
+        if (b->warm && b->state == BOX_MAKING) {
+            make_cancel(b);
+        } else if (b->state == BOX_WARM) {
+            box_end(b, &(struct sg_done){0});
+        }
+    }
+    if (d->boxes == NULL || !d->well) {
+        retired(d);
+    }
+}
+
 static void close_begin(struct sg_task *t)
 {
     struct docker *d = sg_container_of(t, struct docker, close_task);
@@ -184,6 +231,7 @@ static void run_and_wait(struct docker *d, void (*run)(struct sg_task *t))
 static void driver_free(struct sg_driver *drv)
 {
     struct docker *d = (struct docker *)drv;
+    run_and_wait(d, retire_begin);
     run_and_wait(d, close_begin);
     d->engine = sg_net_client_free(d->engine);
     run_and_wait(d, close_finish); /* after the last answers */
@@ -211,14 +259,22 @@ static const struct sg_driver_ops docker_ops = {
 static int check_config(const struct sg_docker_config *c, struct sg_error *err)
 {
     if (c->egress == SG_EGRESS_RESTRICTED) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "docker.egress", "an engine has no list of allowed hosts: none or open");
+        return sg_error_field(err, SG_INVALID_REQUEST, "docker.egress", "docker.egress: an engine has no list of allowed hosts: none or open");
     }
     if (c->image == NULL && (c->images_allowed == NULL || c->images_allowed[0] == NULL)) {
         return sg_error_field(err, SG_INVALID_REQUEST, "docker.image", "name an image for containers (docker.image, or docker.images_allowed)");
     }
+    static const char *const schemes[] = {"unix:///", "tcp://", "http://", "https://"};
+    bool known = false;
+    for (size_t i = 0; i < SG_COUNT_OF(schemes); i++) {
+        known = known || strncmp(c->host, schemes[i], strlen(schemes[i])) == 0;
+    }
+    if (!known) {
+        return sg_error_field(err, SG_INVALID_REQUEST, "docker.host", "docker.host is unix:///PATH, tcp://HOST:PORT or https://HOST:PORT");
+    }
     if (strncmp(c->host, "unix://", 7) != 0 && c->host_dir == NULL) {
         return sg_error_field(err, SG_INVALID_REQUEST, "docker.agent_host_dir",
-                              "an engine that is reached over the network must share a directory with this server: say where it sees %s",
+                              "an engine that is reached over the network must share a directory with this server: say where it sees %s (docker.agent_host_dir)",
                               c->dir);
     }
     return 0;

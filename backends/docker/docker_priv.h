@@ -43,6 +43,8 @@ struct docker {
     /* reactor thread */
     struct box *boxes;
     bool closing, settled, sweeping;
+    bool retiring; /* removes what nobody has, before it closes */
+    struct sg_timer retire_timer;
     int inotify;
     struct sg_watch news; /* of inotify */
     struct sg_task close_task, settle_task;
@@ -109,6 +111,8 @@ void docker_unref(struct docker *d);
 /* Any thread. False: the driver has ended. */
 bool docker_post(struct docker *d, struct sg_task *t);
 struct box *docker_find(struct docker *d, const char *name);
+/* The last box is gone. */
+void docker_empty(struct docker *d);
 void docker_set_well(struct docker *d, bool well, const struct sg_error *why);
 
 /* ---- engine.c: calls ---- */

@@ -185,6 +185,15 @@ static void told_why(void *arg, const struct reply *r)
     box_unref(b);
 }
 
+/* The engine hears of the end of a process later than we of that of its connections. */
+static void waited(void *arg, const struct reply *r)
+{
+    struct box *b = arg;
+    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/%s/json", b->base.sb.id);
+    (void)r;
+    engine_ask(b->d, &(struct ask){.method = "GET", .path = path, .ms = WHY_MS, .idempotent = true, .fn = told_why, .arg = b});
+}
+
 void box_lost(struct box *b, const struct sg_error *why)
 {
     if (b->state == BOX_WARM) {
@@ -196,8 +205,8 @@ void box_lost(struct box *b, const struct sg_error *why)
     }
     b->state = BOX_LOST;
     drop_agent(b, why);
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/%s/json", b->base.sb.id);
-    engine_ask(b->d, &(struct ask){.method = "GET", .path = path, .ms = WHY_MS, .idempotent = true, .fn = told_why, .arg = box_ref(b)});
+    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/%s/wait?condition=not-running", b->base.sb.id);
+    engine_ask(b->d, &(struct ask){.method = "POST", .path = path, .ms = WHY_MS, .fn = waited, .arg = box_ref(b)});
 }
 
 /* ---- shutdown ---- */

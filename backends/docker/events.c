@@ -84,14 +84,14 @@ static void over(struct sg_task *t)
         sg_pipe_set_reader(w->events, NULL);
         w->events = sg_pipe_unref(w->events);
     }
-    if (w->err.code == SG_OK) {
-        sg_error_set(&err, SG_UNAVAILABLE, "the engine at %s has ended its stream of events", w->d->cfg.host);
-        sg_error_reason(&err, "engine_gone");
-    }
+    sg_error_set(&err, SG_UNAVAILABLE, "the engine at %s is gone: %s", w->d->cfg.host,
+                 w->err.code != SG_OK ? w->err.message : "it has ended its stream of events");
+    sg_error_reason(&err, "engine_gone");
+    sg_error_retry_after(&err, 1);
     (void)pthread_mutex_lock(&w->d->lock);
     w->d->api = 0; /* another one may come back */
     (void)pthread_mutex_unlock(&w->d->lock);
-    unwell(w, w->err.code != SG_OK ? &w->err : &err);
+    unwell(w, &err);
     sg_error_clear(&w->err);
     sg_error_clear(&err);
     watch_unref(w);
@@ -164,7 +164,9 @@ static void asked(void *arg, const struct reply *r)
     if (r->status == 200) {
         open_stream(w);
     } else {
-        engine_error(r, "answer", &err);
+        sg_error_set(&err, SG_UNAVAILABLE, "the engine at %s does not answer: %s", w->d->cfg.host, r->status == 0 ? r->err->message : r->message);
+        sg_error_reason(&err, r->status == 0 && r->err->reason[0] != '\0' ? r->err->reason : "engine_error");
+        sg_error_retry_after(&err, 1);
         unwell(w, &err);
     }
     sg_error_clear(&err);

@@ -37,6 +37,7 @@ static void take(struct box *b, const json_t *json)
     const char *instance = json_string_value(json_object_get(labels, LABEL_INSTANCE));
     const char *run = json_string_value(json_object_get(labels, LABEL_RUN));
     const char *image = json_string_value(json_object_get(labels, LABEL_IMAGE));
+    struct sg_error err = {0};
     char what[96];
     if (instance == NULL || !sg_streq(instance, b->d->instance) || run == NULL || !sg_id_valid("run", run)) {
         nothing_there(b, false, "is not one of this server's");
@@ -45,7 +46,12 @@ static void take(struct box *b, const json_t *json)
     (void)snprintf(b->run, sizeof b->run, "%s", run);
     b->image = sg_xstrdup(image != NULL ? image : "");
     if (make_take_inspect(b, json)) {
-        make_await(b);
+        if (box_watch_dir(b, &err) < 0) {
+            make_failed(b, &err);
+        } else {
+            make_await(b); /* it may have been started just before that server ended, and not listen yet */
+        }
+        sg_error_clear(&err);
         return;
     }
     const json_t *state = json_object_get(json, "State");

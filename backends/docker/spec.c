@@ -190,8 +190,8 @@ char *docker_body(const struct docker *d, const struct box *b)
     (void)snprintf(gid, sizeof gid, "%u", d->cfg.gid);
     (void)snprintf(grace, sizeof grace, "%lld", (long long)d->cfg.orphan_grace_ms);
     sg_cleanup(sg_json_p) json_t *v = json_pack(
-        "{s:s, s:s, s:s, s:s, s:[s,s,s,s,s,s,s,s,s], s:[], s:b, s:b, s:{s:[s]}, s:{s:s, s:s, s:s, s:s}, s:o}", "Image", b->image, "User", "0:0",
-        "WorkingDir", "/", "Hostname", "sandbox", "Entrypoint", "/.sandgate/agent", "listen", "/.sandgate/run", uid, gid, grace,
+        "{s:s, s:s, s:s, s:s, s:s, s:[s,s,s,s,s,s,s,s,s], s:[], s:b, s:b, s:{s:[s]}, s:{s:s, s:s, s:s, s:s}, s:o}", "Image", b->image, "User", "0:0",
+        "WorkingDir", "/", "Hostname", "sandbox", "StopSignal", "SIGKILL", "Entrypoint", "/.sandgate/agent", "listen", "/.sandgate/run", uid, gid, grace,
         "/workspace", "/home/sandbox", "/tmp", "Cmd", "Tty", 0, "OpenStdin", 0, "Healthcheck", "Test", "NONE", "Labels", LABEL_INSTANCE,
         d->instance, LABEL_LEASE, b->lease, LABEL_RUN, b->run, LABEL_IMAGE, b->image, "HostConfig", host_config(d, b));
     return v != NULL ? sg_json_dump(v, NULL) : NULL;

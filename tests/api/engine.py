@@ -61,13 +61,14 @@ class Engine:
         self.socket = self.dir + "/s"
         self.options = options
         self.process = None
+        self.drivers = ("overlay2", "vfs")
 
     @property
     def host(self):
         return "unix://" + self.socket
 
     def start(self):
-        for driver in ("overlay2", "vfs"):
+        for driver in self.drivers:
             log = open(f"{self.dir}/log", "ab")
             self.process = subprocess.Popen(
                 ["dockerd", "--data-root", f"{self.dir}/data", "--exec-root", f"{self.dir}/exec", "-H", self.host, "--pidfile", f"{self.dir}/pid",
@@ -75,6 +76,7 @@ class Engine:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
             log.close()
             if self.up():
+                self.drivers = (driver,)
                 return self
             self.halt()
         raise RuntimeError("dockerd does not start: " + self.log()[-600:])
@@ -122,9 +124,26 @@ class Engine:
         return self.call("GET", f"/containers/{name}/json")[1]
 
     def kill(self):
-        """The engine alone, at once; its containers go on."""
+        """The engine alone, at once; its containers go on. Its helper goes with it, and may stay a zombie where nobody reaps it, which the next
+        engine would take for alive."""
+        path = f"{self.dir}/exec/containerd/containerd.pid"
+        with open(path) as f:
+            helper = int(f.read())
         self.process.kill()
         self.process.wait()
+        until = time.monotonic() + 10
+        while time.monotonic() < until and self.alive(helper):
+            time.sleep(0.02)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    @staticmethod
+    def alive(pid):
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                return f.read().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
 
     def halt(self):
         if self.process and self.process.poll() is None:

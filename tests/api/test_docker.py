@@ -1,0 +1,375 @@
+"""Containers of a real engine: what they are made of, and what becomes of them when the server, the engine or they themselves die.
+
+What commands and files are like in them is the conformance suite's matter (row docker).
+"""
+import concurrent.futures
+import http.client
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+import engine as engines
+from harness import SLOW, Server, wait_until
+
+why = engines.why_not()
+pytestmark = pytest.mark.skipif(why is not None, reason=str(why))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with engines.engine() as e:
+        yield e
+
+
+def serve(e, **docker):
+    return Server({"backends": {"enabled": ["docker"]},
+                   "docker": dict({"host": e.host, "image": engines.IMAGE, "images_allowed": ["sandgate-test:missing"], "pull": False}, **docker)})
+
+
+@pytest.fixture(scope="module")
+def server(engine):
+    with serve(engine) as s:
+        yield s
+    wait_until(lambda: ours(engine) == [], what="no container left after the server")
+
+
+@pytest.fixture
+def client(server):
+    return server.client()
+
+
+def ours(e):
+    return [n for n in e.containers() if n.startswith("sandgate-")]
+
+
+def name(lease):
+    return "sandgate-" + lease
+
+
+def state(client, lease):
+    return client.get(f"/leases/{lease}").json()
+
+
+def lost(client, lease):
+    return wait_until(lambda: (lambda l: l if l["state"] == "lost" else None)(state(client, lease)), 20, "the lease is lost")
+
+
+# ---- what they are made of ----
+
+def test_hardened(engine, client):
+    lease = client.lease(limits={"memory_max": 200 << 20, "pids_max": 60, "cpu_max": 0.5})
+    c = engine.inspect(name(lease))
+    h = c["HostConfig"]
+    assert h["CapDrop"] == ["ALL"] and h["ReadonlyRootfs"] and h["NetworkMode"] == "none" and h["SecurityOpt"] == ["no-new-privileges"], h
+    assert not h["Privileged"] and h["RestartPolicy"]["Name"] in ("", "no") and h["IpcMode"] == "private", h
+    assert (h["Memory"], h["MemorySwap"], h["PidsLimit"], h["NanoCpus"]) == (200 << 20, 200 << 20, 60, 500000000), h
+    assert c["Config"]["Labels"]["sandgate.lease"] == lease and c["Config"]["Labels"]["sandgate.instance"], c["Config"]
+    m = state(client, lease)["metadata"]
+    assert m["isolation"] == "container" and m["limits"]["pids_max"] == 60 and m["network"] == "none", m
+    r = client.exec(lease, "id -u; id -g; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status; touch /x; ls -A /.sandgate/run; ls /sys/class/net; "
+                           "kill -9 1; echo $?; touch /workspace/f /tmp/f $HOME/f && echo written")
+    assert r["stdout"].split() == ["1000", "1000", "CapEff:", "0000000000000000", "NoNewPrivs:", "1", "Seccomp:", "2", "lo", "1", "written"], r
+    assert "Read-only file system" in r["stderr"] and "Permission denied" in r["stderr"] and "not permitted" in r["stderr"], r
+    client.terminate(lease)
+    assert name(lease) not in engine.containers()
+
+
+def test_images_and_limits_are_the_operators(engine, client):
+    before = engine.containers()
+    r = client.post("/leases", {"image": "alpine:latest"})
+    assert r.status == 422 and r.code == "not_supported" and r.json()["field"] == "image" and r.json()["reason"] == "image_not_allowed", r
+    r = client.post("/leases", {"image": "sandgate-test:missing"})
+    assert r.status == 503 and r.json()["reason"] == "image_missing" and r.json()["image"] == "sandgate-test:missing", r
+    for limits, field in (({"memory_max": 2 << 30}, "limits.memory_max"), ({"pids_max": 1000}, "limits.pids_max"), ({"disk_max": 2 << 30}, "limits.disk_max")):
+        r = client.post("/leases", {"limits": limits})
+        assert r.status == 422 and r.code == "limit_exceeded" and r.json()["field"] == field and r.json()["limit"], r
+    for egress, code in (("open", "pool_refused"), ("restricted", "not_supported")):
+        r = client.post("/leases", {"network_egress_class": egress})
+        assert r.status == 422 and r.code == code and r.json()["field"] == "network_egress_class", r
+    r = client.post("/leases", {"metadata": {"paddock_mode": "blackbox"}})
+    assert r.status == 422 and r.code == "not_supported", r
+    assert engine.containers() == before
+
+
+def test_a_pull_that_fails_is_said(engine):
+    with serve(engine, image="127.0.0.1:1/nothing:here", pull=True) as s:
+        r = s.client().post("/leases", {})
+        assert r.status == 503 and r.json()["reason"] == "image_missing" and "127.0.0.1:1" in r.json()["detail"], r
+    assert ours(engine) == [] or all("lease" in n for n in ours(engine))
+
+
+def test_limits_hold_and_the_sandbox_survives(client):
+    lease = client.lease(limits={"memory_max": 64 << 20, "pids_max": 40})
+    r = client.exec(lease, "head -c 120000000 /dev/zero | tail -c 110000000 | wc -c; exit 0", timeout=60)
+    assert r["stdout"].strip() != "110000000", r
+    r = client.exec(lease, ["sh", "-c", "x=$(head -c 200000000 /dev/zero | tr '\\0' a); echo ${#x}"], timeout=60)
+    assert r["killed_by"] == "oom" or r["returncode"] != 0 or r["signal"], r
+    r = client.exec(lease, "f() { f | f & }; f 2>/dev/null; i=0; while [ $i -lt 60 ]; do sleep 5 & i=$((i+1)); done; wait", timeout=1)
+    assert r["timed_out"] or r["returncode"] is not None, r
+    assert wait_until(lambda: client.exec(lease, "echo alive")["stdout"] == "alive\n", 20)
+    client.terminate(lease)
+
+
+def test_a_full_disk(client):
+    lease = client.lease(limits={"memory_max": 256 << 20, "disk_max": 8 << 20})
+    r = client.write(lease, "big", b"x" * (9 << 20))
+    assert r.status == 507 and r.code == "sandbox_disk_full", r
+    assert client.read(lease, "big").status == 404 and client.write(lease, "small", b"y").status == 201
+    client.terminate(lease)
+
+
+def test_many_at_once_and_none_left(engine, server):
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        leases = list(pool.map(lambda _: server.client().lease(), range(6)))
+        assert {server.client().exec(l, "echo $((1+1))")["stdout"] for l in leases} == {"2\n"}
+        list(pool.map(lambda l: server.client().terminate(l), leases))
+    assert not set(map(name, leases)) & set(engine.containers())
+
+
+def test_who_hangs_up_leaves_nothing(engine, server):
+    before = set(engine.containers())
+    for delay in (0.0, 0.05, 0.12, 0.2):
+        c = socket.create_connection(("127.0.0.1", server.port))
+        c.sendall(b"POST /leases HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+        threading.Event().wait(delay)  # somewhere on its way
+        c.close()
+    wait_until(lambda: set(engine.containers()) <= before and server.client().get("/leases?state=ready").json()["items"] == [], 20,
+               "what nobody waits for is gone")
+
+
+# ---- deaths of containers ----
+
+def test_a_container_that_is_killed_is_a_lost_lease(engine, client):
+    a, b = client.lease(), client.lease()
+    assert engine.call("POST", f"/containers/{name(a)}/kill?signal=KILL")[0] == 204
+    assert "container_died" in lost(client, a)["reason"] and "137" in state(client, a)["reason"]
+    assert engine.call("DELETE", f"/containers/{name(b)}?force=1")[0] == 204
+    assert lost(client, b)["reason"].split(":")[0] in ("container_removed", "container_died")
+    r = client.exec_response(a, "true")
+    assert r.status == 410 and r.code == "sandbox_lost", r
+    wait_until(lambda: not {name(a), name(b)} & set(engine.containers()), what="what is lost is removed")
+
+
+def test_a_running_command_ends_with_its_container(engine, server):
+    client = server.client()
+    lease = client.lease()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        r = pool.submit(server.client().exec_response, lease, "touch up; sleep 60")
+        wait_until(lambda: client.get(f"/leases/{lease}/files/stat?path=up").status == 200)
+        engine.call("POST", f"/containers/{name(lease)}/kill")
+        assert r.result(30).status == 410, r.result()
+
+
+# ---- the server dies ----
+
+def test_kill_9_of_the_server_mid_traffic(engine):
+    s = serve(engine)
+    with s:
+        c = s.client()
+        keep = [c.lease(trajectory_id=f"t{i}") for i in range(2)]
+        for lease in keep:
+            c.write(lease, "kept", lease.encode())
+        c.exec(keep[0], "(setsid sleep 4321 >/dev/null 2>&1 &)")
+        stop, made = threading.Event(), []
+
+        def traffic():
+            k = s.client()
+            while not stop.is_set():
+                try:
+                    lease = k.lease()
+                    made.append(lease)
+                    k.exec(lease, "sleep 0.05; echo x")
+                    k.exec(keep[1], "echo y > z; cat z")
+                    if k.delete(f"/leases/{lease}").status == 200:
+                        made.remove(lease)
+                except (OSError, http.client.HTTPException):
+                    return
+
+        threads = [threading.Thread(target=traffic) for _ in range(3)]
+        for t in threads:
+            t.start()
+        running = threading.Thread(target=lambda: s.client().exec_response(keep[0], "touch run; exec sleep 9876") if True else None, daemon=True)
+        threading.excepthook = lambda a: None  # it is cut off
+        running.start()
+        wait_until(lambda: c.get(f"/leases/{keep[0]}/files/stat?path=run").status == 200 and len(made) >= 1)
+        time.sleep(0.3)
+        s.kill9()
+        stop.set()
+        for t in threads:
+            t.join()
+        # Somebody else's container, one of a lease that there never was, and one with our words on another instance.
+        instance = open(f"{s.state}/docker/instance").read()
+        for n, labels in (("bystander", {}), ("sandgate-lease_nobody", {"sandgate.instance": instance, "sandgate.lease": "lease_nobody"}),
+                          ("sandgate-lease_else", {"sandgate.instance": "inst_other", "sandgate.lease": "lease_else"})):
+            assert engine.call("POST", f"/containers/create?name={n}", {"Image": engines.IMAGE, "Cmd": ["sleep", "1"], "Labels": labels})[0] == 201
+        s.start()
+        c = s.client()
+        for lease in keep:
+            wait_until(lambda: c.read(lease, "kept").status == 200, 20)
+            assert c.read(lease, "kept").body == lease.encode() and c.exec(lease, "echo on")["stdout"] == "on\n"
+        ps = c.exec(keep[0], "ps -o args")["stdout"]
+        assert "sleep 4321" in ps and "sleep 9876" not in ps, ps  # the background lives on, the command of the old server does not
+        wait_until(lambda: c.get("/leases?state=creating").json()["items"] == [], 20)
+        live = {name(l["id"]) for l in c.get("/leases?state=ready").json()["items"]}
+        expected = live | {"bystander", "sandgate-lease_else"}
+        def there():
+            return {n for n in engine.containers() if n in expected or instance_of(engine, n) == instance}
+
+        wait_until(lambda: there() == expected, 20, f"exactly the containers of live leases, not {there() ^ expected}")
+        assert "sandgate-lease_nobody" not in engine.containers() and {name(l) for l in keep} <= live
+        assert c.lease(trajectory_id="t0") == keep[0]
+        s.kill9()  # and once more
+        s.start()
+        c = s.client()
+        wait_until(lambda: c.exec_response(keep[1], "true").status == 200, 20)
+        assert s.stop() == 0
+        wait_until(lambda: [n for n in engine.containers() if instance_of(engine, n) == instance] == [], what="a server that stops ends its leases")
+    for n in ("bystander", "sandgate-lease_else"):
+        assert engine.call("DELETE", f"/containers/{n}?force=1")[0] == 204
+
+
+def instance_of(e, n):
+    labels = (e.inspect(n).get("Config") or {}).get("Labels") or {}
+    return labels.get("sandgate.instance")
+
+
+def test_a_container_that_died_without_a_server_is_a_lost_lease(engine):
+    with serve(engine) as s:
+        dead, alive = s.client().lease(), s.client().lease()
+        s.kill9()
+        engine.call("POST", f"/containers/{name(dead)}/kill")
+        s.start()
+        c = s.client()
+        assert "does not run any more" in lost(c, dead)["reason"]
+        wait_until(lambda: c.exec_response(alive, "true").status == 200)
+        wait_until(lambda: name(dead) not in engine.containers())
+
+
+def test_an_orphan_ends_by_itself(engine):
+    with serve(engine, orphan_grace="1s") as s:
+        lease = s.client().lease()
+        s.kill9()
+        wait_until(lambda: engine.inspect(name(lease))["State"]["Status"] == "exited", 20, "it ends without a server")
+        assert engine.inspect(name(lease))["State"]["ExitCode"] == 0
+        s.start()
+        lost(s.client(), lease)
+        wait_until(lambda: name(lease) not in engine.containers())
+
+
+def test_nobody_can_stand_in_for_the_agent(engine):
+    """Whoever listens in its place, even with the right of the host's root to put a socket there, is not taken for it."""
+    with serve(engine) as s:
+        lease, c = s.client().lease(), s.client()
+        r = c.exec(lease, "rm -f /.sandgate/run/agent.sock; ls /.sandgate/run; mv /.sandgate /x; cd /.sandgate/run")
+        assert r["returncode"] != 0 and c.exec(lease, "true")["returncode"] == 0, r
+        run = engine.inspect(name(lease))["Config"]["Labels"]["sandgate.run"]
+        path = f"{s.state}/docker/run/{run}/agent.sock"
+        s.kill9()
+        os.unlink(path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as impostor:
+            impostor.bind(path)
+            impostor.listen(8)
+            s.start()
+            assert f"process {os.getpid()} listens" in lost(s.client(), lease)["reason"]
+            wait_until(lambda: name(lease) not in engine.containers())
+
+
+# ---- the engine dies ----
+
+def backend(client):
+    return next(b for b in client.get("/backends").json()["items"] if b["name"] == "docker")
+
+
+@pytest.mark.parametrize("live_restore", [False, True] if SLOW == 1 else [True])
+def test_kill_9_of_the_engine(live_restore):
+    with engines.engine(*(["--live-restore"] if live_restore else [])) as e, serve(e) as s:
+        c = s.client()
+        lease = c.lease()
+        e.kill()
+        wait_until(lambda: backend(c)["healthy"] is False, what="its absence is known")
+        assert e.socket in backend(c)["detail"], backend(c)
+        assert c.exec(lease, "echo still here")["stdout"] == "still here\n"
+        r = c.post("/leases", {})
+        assert r.status == 503 and r.code == "unavailable" and r.json()["provider"] == "docker", r
+        assert c.get("/readyz").status == 503
+        e.start()
+        wait_until(lambda: backend(c)["healthy"], 20, "its return is known")
+        if live_restore:
+            assert c.exec(lease, "echo again")["stdout"] == "again\n" and state(c, lease)["state"] == "ready"
+        else:
+            assert lost(c, lease)["reason"]
+        other = c.lease()
+        assert c.exec(other, "echo new")["stdout"] == "new\n"
+        # What is deleted while the engine is away is gone when it is back.
+        e.kill()
+        wait_until(lambda: backend(c)["healthy"] is False)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            r = pool.submit(s.client().delete, f"/leases/{other}")
+            wait_until(lambda: state(c, other)["state"] == "releasing")
+            e.start()
+            assert r.result().status in (200, 202)
+        wait_until(lambda: state(c, other)["state"] != "releasing", 40)
+        # Without live-restore it has died with the engine, before anybody could end it.
+        assert state(c, other)["state"] == "terminated" and name(other) not in e.containers(), state(c, other)
+
+
+def test_no_engine_at_all():
+    s = Server({"backends": {"enabled": ["docker"]}, "docker": {"host": "unix:///nowhere/at/all.sock", "image": "x:y"}})
+    try:
+        s.start(ready=False)
+        c = s.client()
+        begun = time.monotonic()
+        r = c.post("/leases", {})
+        assert r.status == 503 and r.json()["reason"] == "unreachable" and time.monotonic() - begun < 5 * SLOW, r
+        assert wait_until(lambda: "nowhere" in (backend(c)["detail"] or "")) and c.get("/readyz").status == 503
+        assert s.stop() == 0
+    finally:
+        s.clean()
+
+
+# ---- warm ones ----
+
+def test_warm_containers(engine):
+    with serve(engine, warm=2) as s:
+        c = s.client()
+
+        def warm():
+            return [n for n in engine.containers() if n.startswith("sandgate-warm") and engine.inspect(n).get("State", {}).get("Running")]
+
+        wait_until(lambda: len(warm()) == 2, 20, "two are ready")
+        before = set(warm())
+        begun = time.monotonic()
+        lease = c.lease()
+        took = time.monotonic() - begun
+        assert took < 0.15 * SLOW, took
+        assert name(lease) in engine.containers() and len(before & set(engine.containers())) == 1
+        assert c.exec(lease, "pwd")["stdout"] == "/workspace\n"
+        other = c.lease(limits={"pids_max": 50})  # not what the warm ones are
+        assert engine.inspect(name(other))["HostConfig"]["PidsLimit"] == 50
+        wait_until(lambda: len(warm()) == 2, 20, "two are ready again")
+        s.kill9()
+        s.start()
+        c = s.client()
+        wait_until(lambda: c.exec_response(lease, "true").status == 200)
+        wait_until(lambda: len(warm()) == 2 and not before & set(warm()), 20, "new ones, and the old ones are gone")
+        c.terminate(lease)
+        assert s.stop() == 0
+        wait_until(lambda: ours(engine) == [] or not any("warm" in n for n in ours(engine)), 20)
+
+
+# ---- configuration ----
+
+@pytest.mark.parametrize("docker,word", [({"egress": "restricted"}, "docker.egress"), ({"user": "0:0"}, "docker.user"), ({"image": None}, "docker.image"),
+                                         ({"host": "tcp://127.0.0.1:1"}, "agent_host_dir"), ({"host": "nonsense"}, "docker.host")])
+def test_settings_that_cannot_be(docker, word):
+    config = {k: v for k, v in {"host": "unix:///x", "image": "a:b", **docker}.items() if v is not None}
+    s = Server({"backends": {"enabled": ["docker"]}, "docker": config})
+    try:
+        with pytest.raises(RuntimeError) as e:
+            s.start(ready=False)
+        assert word in str(e.value)
+    finally:
+        s.clean()
