@@ -131,7 +131,7 @@ def rss(server):
 
 def test_a_slow_reader_slows_the_command_and_costs_nothing(server, client, lease):
     """The command counts what it could write; the reader takes nothing, then a little, then all."""
-    command = "i=0; while [ $i -lt 100 ]; do head -c 100000 /dev/zero; i=$((i+1)); echo $i > progress; done"
+    command = "i=0; while [ $i -lt 100 ]; do head -c 100000 /dev/zero; i=$((i+1)); echo $i > next; mv next progress; done"
 
     def progress():
         return int(client.read(lease, "progress").body or 0)
