@@ -1,6 +1,7 @@
 #include "base/secret.h"
 
 #include <stdio.h>
+#include <unistd.h>
 
 #include "base/fd.h"
 
@@ -70,4 +71,17 @@ int sg_secret_from_env(const char *name, struct sg_secret **ret, struct sg_error
     explicit_bzero(text, len);
     free(text);
     return usable ? 1 : sg_error_field(err, SG_INVALID_REQUEST, file_name, "%s: empty, or holds a NUL", file_name);
+}
+
+void sg_secret_hide_env(void)
+{
+    size_t n = 0;
+    while (environ && environ[n])
+        n++;
+    char **moved = sg_xcalloc(n + 1, sizeof *moved);
+    for (size_t i = 0; i < n; i++) {
+        moved[i] = sg_xstrdup(environ[i]);
+        explicit_bzero(environ[i], strlen(environ[i]));
+    }
+    environ = moved;
 }

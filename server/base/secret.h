@@ -15,5 +15,8 @@ const char *sg_secret_expose(const struct sg_secret *s, size_t *ret_len);
 /* Reads NAME from the environment, or the file named by NAME_FILE (one trailing newline is dropped, at most
  * 64 KiB). 1: *ret set; 0: neither is there; -1 with err. */
 int sg_secret_from_env(const char *name, struct sg_secret **ret, struct sg_error *err);
+/* Moves the environment to memory of our own and wipes the place where the kernel shows it: /proc/PID/environ is open to every process
+ * of the same user, such as commands on the host. Once, before there is another thread or any pointer from getenv(). */
+void sg_secret_hide_env(void);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "app.h"
 #include "base/json.h"
+#include "base/secret.h"
 #include "cli/commands.h"
 #include "config.h"
 
@@ -25,6 +26,7 @@ int sg_cli_serve(const struct sg_cli_args *a)
     struct sg_error err = {0};
     struct sg_config_args args = config_args(a);
     sg_cleanup(config_p) struct sg_config *c = NULL;
+    sg_secret_hide_env();
     if (sg_config_load(&args, &c, &err) < 0 || sg_app_run(c, &args, &err) < 0) {
         return sg_cli_fail(&err);
     }

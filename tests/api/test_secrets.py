@@ -93,9 +93,9 @@ def everything(world):
 
 
 def test_the_canaries_are_where_they_belong(world):
-    """Else the rest of this file would prove nothing."""
+    """Else the rest of this file would prove nothing. The server has its variables, but does not show them to others of its user."""
     with open(f"/proc/{world.pid()}/environ", "rb") as f:
-        assert canary("E2B_API_KEY").encode() in f.read()
+        assert canary("E2B_API_KEY").encode() not in f.read()
     held = {c["name"]: c["held"] for b in world.one.get("/backends").json()["items"] for c in b["credentials"]}
     assert all(held[n] for n in PROVIDERS + [BY_FILE]), held
     assert world.one.get("/leases").status == 200 and world.endpoint.startswith("ept_")
