@@ -6,11 +6,12 @@ import io
 import json
 import os
 import platform
+import shutil
 import socket
 import stat
 import subprocess
 import tarfile
-import threading
+import tempfile
 import urllib.parse
 
 import pytest
@@ -94,6 +95,7 @@ class Host:
             libc.msgctl(self.msg, 0, None)
             os.unlink("/dev/shm/" + self.shm_name)
             os.close(self.watch)
+            shutil.rmtree(os.path.dirname(self.secret))
 
 
 def ipc_objects():
@@ -101,11 +103,9 @@ def ipc_objects():
 
 
 @pytest.fixture(scope="module", params=server_kinds())
-def world(request, tmp_path_factory):
+def world(request):
     """A server, and a lease whose neighbours try to get out."""
-    host = Host(str(tmp_path_factory.mktemp("host")))
-    for parent in (os.path.dirname(os.path.dirname(host.secret)), os.path.dirname(os.path.dirname(os.path.dirname(host.secret)))):
-        os.chmod(parent, 0o755)
+    host = Host(tempfile.mkdtemp(prefix="sandgate-host-"))
     before = ipc_objects()
     try:
         with Server({"local_bwrap": dict(LIMITS, size=3)}, user=account(request.param)) as s:

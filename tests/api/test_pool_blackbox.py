@@ -242,6 +242,26 @@ def test_services_of_other_backends_are_waited_for_too():
         web.shutdown()
 
 
+@pytest.mark.parametrize("mode,service,waits", [("blackbox", True, True), (None, True, True), ("whitebox", True, False), ("whitebox", False, False),
+                                                (None, False, False), ("blackbox", False, False)])
+def test_modes_of_backends_without_pools(mode, service, waits):
+    """Any backend but the local pools: with blackbox what was asked for answers before the lease does, with whitebox the caller starts it."""
+    Answers.asked.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        script = {"ports": {"8000": web.server_port}}
+        with Server({"backends": {"enabled": ["fake"]}, "fake": {"script": json.dumps(script)}}) as s:
+            c = s.client()
+            r = c.post("/leases", {**({"metadata": {"paddock_mode": mode}} if mode else {}), **({"services": [{"name": "blackbox", "port": 8000}]} if service else {})})
+            assert r.status == 201, r
+            lease = r.json()
+            assert lease["metadata"]["paddock_mode"] == (mode or ("blackbox" if service else "whitebox"))
+            assert len(Answers.asked) == (5 if waits else 0) and set(lease["endpoints"]) == ({"blackbox"} if service else set())
+            assert c.write(lease["id"], "f", b"shell and files").status == 201 and c.read(lease["id"], "f").body == b"shell and files"
+            assert c.exec(lease["id"], "echo shell")["returncode"] is not None
+        web.shutdown()
+
+
 def test_a_sandbox_that_dies_while_its_services_are_waited_for_is_nobodys_lease():
     script = {"create": [{"lost_after_ms": 300}], "ports": {}}
     with Server({"backends": {"enabled": ["fake"]}, "fake": {"script": json.dumps(script)}}) as s:

@@ -3,11 +3,14 @@ import concurrent.futures
 import gzip
 import hashlib
 import io
+import json
 import os
+import random
 import shutil
 import stat
 import subprocess
 import tarfile
+import tempfile
 
 import pytest
 
@@ -61,11 +64,23 @@ def unpack(entries, to):
     os.chmod(os.path.join(to, "root"), 0o755)
 
 
+def public_dir():
+    """Where every server gets to (pytest's own directories are for one user)."""
+    top = tempfile.mkdtemp(prefix="sandgate-images-")
+    os.chmod(top, 0o755)
+    return top
+
+
+@pytest.fixture
+def place():
+    top = public_dir()
+    yield top
+    shutil.rmtree(top)
+
+
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    top = str(tmp_path_factory.mktemp("images"))
-    for p in (top, os.path.dirname(top), os.path.dirname(os.path.dirname(top))):
-        os.chmod(p, 0o755)
+def images():
+    top = public_dir()
     unpack(small("dir"), os.path.join(top, "dir"))
     for name, write in (("plain.tar", lambda d: d), ("packed.tar.gz", gzip.compress)):
         with open(os.path.join(top, name), "wb") as f:
@@ -74,6 +89,7 @@ def images(tmp_path_factory):
         f.write(tar_of(*small("dense")))
     subprocess.run(["zstd", "-q", "--rm", os.path.join(top, "dense.tar"), "-o", os.path.join(top, "dense.tar.zst")], check=True)
     yield lambda name: os.path.join(top, name)
+    shutil.rmtree(top)
 
 
 @pytest.fixture(params=server_kinds())
@@ -289,6 +305,48 @@ def test_many_with_different_images(world):
     assert world.client().get("/slots/two").json()["waiters"] == 0
 
 
+def test_some_that_do_not_wait_long_enough(world, soak):
+    """Who hangs up, or whose time is over, leaves nobody with another image than it asked for, and no slot behind."""
+    images = ["plain", "packed", None]
+
+    def job(i):
+        dice, c = random.Random(i), world.client()
+        body = {"local_pool": "two", "acquire_timeout": dice.choice([0, 0.005, 0.02, 10])}
+        if images[i % 3]:
+            body["image"] = images[i % 3]
+        if dice.random() < 0.4:
+            data = json.dumps(body).encode()
+            with world.connect() as k:
+                k.sendall(b"POST /leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
+                k.settimeout(dice.choice([0.001, 0.01, 0.03]))
+                try:
+                    answer = k.recv(65536)  # what was answered in time is a lease, too
+                except TimeoutError:
+                    return True
+            if not answer.startswith(b"HTTP/1.1 201"):
+                return b"acquire_timeout" in answer
+            lease = json.loads(answer.split(b"\r\n\r\n", 1)[1])
+        else:
+            r = c.post("/leases", body)
+            if r.status != 201:
+                return (r.status, r.code) == (503, "acquire_timeout")
+            lease = r.json()
+        motd = c.exec(lease["id"], "cat /etc/motd")["stdout"]
+        c.terminate(lease["id"])
+        return motd == (images[i % 3] or "dir") + "\n"
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(job, range(3000 if soak else 90)))
+    c = world.client()
+    wait_until(lambda: c.get("/slots/two").json()["waiters"] == 0, what="the end of all waits")
+    world.wait_slots(2, pool="two")
+    assert not [l for l in c.get("/leases?limit=1000").json()["items"] if l["state"] in ("creating", "ready", "releasing")]
+    for _ in range(2):
+        id = c.lease(local_pool="two")
+        is_small(c, id, "dir")
+        c.terminate(id)
+
+
 def test_a_caller_that_gives_up_leaves_the_slot_as_it_was(world):
     c = world.client()
     for _ in range(10):
@@ -321,11 +379,9 @@ def test_drained_while_it_is_waited_for(world):
     assert c_python(world)
 
 
-def test_an_image_that_breaks_harms_no_other_lease(images, tmp_path, user):
+def test_an_image_that_breaks_harms_no_other_lease(images, place, user):
     """Gone from under a running server: who asks for it hears why, and the slot works on."""
-    for p in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        os.chmod(p, 0o755)
-    copy = str(tmp_path / "copy")
+    copy = os.path.join(place, "copy")
     shutil.copytree(images("dir"), copy, symlinks=True)
     with Server({"local_bwrap": {"size": 1, "images": {"copy": copy}}}, user=user) as s:
         s.wait_slots(1)
@@ -343,6 +399,25 @@ def test_an_image_that_breaks_harms_no_other_lease(images, tmp_path, user):
         c.terminate(id)
         s.wait_slots(1)
         assert c_python(s)
+
+
+def test_an_image_without_a_shell(place, user):
+    """Commands as lists need none, and shell text says what is missing."""
+    path = os.path.join(place, "bare.tar")
+    with open(path, "wb") as f:
+        f.write(tar_of(("tools/busybox", busybox())))
+    with Server({"local_bwrap": {"size": 1, "rootfs": path}}, user=user) as s:
+        s.wait_slots(1)
+        c = s.client()
+        id = c.lease()
+        r = c.exec(id, ["/tools/busybox", "cat", "/etc/hostname"])
+        assert (r["returncode"], r["stdout"]) == (0, "sandbox\n"), r
+        r = c.exec(id, "echo $0")
+        assert r["returncode"] == 127 and "/bin/sh" in r["stderr"], r
+        assert c.write(id, "f", b"x").status == 201 and c.read(id, "f").body == b"x"
+        # A shell of one's own is one.
+        assert c.exec(id, ["/tools/busybox", "sh", "-c", "echo $0; cd /workspace; busybox ls 2>/dev/null; /tools/busybox ls"])["stdout"].split()[-1] == "f"
+        c.terminate(id)
 
 
 # ---- what is refused at the start ----
