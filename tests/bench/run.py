@@ -20,6 +20,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "api"))
+import containers  # noqa: E402
 from harness import ROOT, Server, processes_below, wait_until  # noqa: E402
 
 BUILD = os.environ.get("SANDGATE_BUILD", os.path.join(ROOT, "build"))
@@ -549,8 +550,17 @@ def endurance(b):
             bounded(f"descriptors after {last} execs, beyond", fds2 - fds1, 0, str, baseline=str(fds1))]
 
 
+def docker(b):
+    why = containers.why_not()
+    if why:
+        print(f"docker: not measured: {why}", file=sys.stderr)
+        return []
+    return containers.containers(b, compared, us, os.path.join(BUILD, "sandgate"))
+
+
 FIGURES = {"exec": exec_warm, "exec-rate": exec_rate, "select": select, "pairs": pairs_paced, "pairs-rate": pairs_rate, "rebuild": rebuild, "files": files,
-           "files-large": files_large, "stream": stream, "followers": followers, "proxy": proxy, "idle": idle, "sleepers": sleepers, "endurance": endurance}
+           "files-large": files_large, "stream": stream, "followers": followers, "proxy": proxy, "idle": idle, "sleepers": sleepers, "endurance": endurance,
+           "docker": docker}
 
 
 def line(r):
