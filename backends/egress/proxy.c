@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <utlist.h>
 
@@ -12,7 +13,9 @@
 
 #define CONNS_MAX 128U    /* of one sandbox */
 #define CONNS_REFUSED 32U /* more that are told so; further ones are closed at once */
-#define ALL_CONNS_MAX 2048U
+#define CONNS_SURE 8U     /* ... that it has however many others there are */
+#define ALL_CONNS_MAX 16384U
+#define LOOKUPS_MAX 2U /* of one sandbox at once */
 #define ACCEPTS_MAX 16U /* in one turn */
 #define PAUSE_MS 100
 #define HEAD_MS 5000
@@ -22,6 +25,7 @@
 #define TOLD_EACH_MS 1000
 
 static void try_next(struct conn *c);
+static void look_up_more(struct sg_egress_proxy *p);
 
 /* ---- life of a connection ---- */
 
@@ -178,6 +182,13 @@ static void try_next(struct conn *c)
 
 /* ---- names ---- */
 
+static void lookups_unref(struct lookups *l)
+{
+    if (--l->refs == 0) {
+        free(l);
+    }
+}
+
 static void keep_allowed(struct conn *c)
 {
     struct sg_resolved *f = &c->found;
@@ -194,6 +205,7 @@ static void keep_allowed(struct conn *c)
 static void resolved_run(struct sg_task *t)
 {
     struct conn *c = sg_container_of(t, struct conn, resolved_task);
+    struct lookups *l = sg_steal(&c->looking);
     if (c->p != NULL && c->state == CONN_RESOLVE) {
         bool found = c->found.n > 0;
         keep_allowed(c);
@@ -207,19 +219,54 @@ static void resolved_run(struct sg_task *t)
         }
     }
     conn_unref(c);
+    l->n--;
+    look_up_more(l->p);
+    lookups_unref(l);
 }
 
 /* A worker. */
 static void resolved(void *arg, const struct sg_resolved *a)
 {
     struct conn *c = arg;
-    c->found = *a;
+    c->found = *a; /* nobody looks there before the task */
     sg_reactor_post(c->e->reactor, &c->resolved_task);
+}
+
+static void look_up(struct conn *c)
+{
+    struct sg_error err = {0};
+    c->looking = c->p->lookups;
+    c->looking->refs++;
+    c->looking->n++;
+    c->refs++;
+    if (sg_resolve(c->e->resolver, c->head.host.text, resolved, c, &err) == 0) {
+        return;
+    }
+    c->refs--;
+    c->looking->n--;
+    c->looking->refs--;
+    c->looking = NULL;
+    conn_answer(c, SG_EGRESS_TOO_MANY, "too many names are being looked up");
+    sg_error_clear(&err);
+}
+
+/* Those who wait for their turn, in order of arrival. p may be NULL. */
+static void look_up_more(struct sg_egress_proxy *p)
+{
+    struct conn *c, *next;
+    if (p == NULL) {
+        return;
+    }
+    DL_FOREACH_SAFE(p->conns, c, next)
+    {
+        if (p->lookups->n < LOOKUPS_MAX && c->state == CONN_RESOLVE && c->looking == NULL) {
+            look_up(c);
+        }
+    }
 }
 
 static void decide(struct conn *c)
 {
-    struct sg_error err = {0};
     enum sg_egress_match m = sg_egress_rules_match(c->p->a.rules, &c->head.host, c->head.port);
     if (m == SG_EGRESS_NO_MATCH) {
         conn_answer(c, SG_EGRESS_HOST_NOT_ALLOWED, "no entry of egress_allow names this host");
@@ -230,13 +277,8 @@ static void decide(struct conn *c)
         try_next(c);
     } else {
         c->state = CONN_RESOLVE;
-        c->refs++;
         sg_timer_set(c->e->reactor, &c->timer, sg_now_ms() + RESOLVE_MS);
-        if (sg_resolve(c->e->resolver, c->head.host.text, resolved, c, &err) < 0) {
-            c->refs--;
-            conn_answer(c, SG_EGRESS_TOO_MANY, "too many names are being looked up");
-            sg_error_clear(&err);
-        }
+        look_up_more(c->p);
     }
 }
 
@@ -323,7 +365,7 @@ static void conn_new(struct sg_egress_proxy *p, int fd)
     sg_hold_ref(p->a.hold);
     atomic_fetch_add(&p->a.counters->open, 1);
     c->e->open++;
-    if (++p->n > CONNS_MAX || c->e->open > ALL_CONNS_MAX) {
+    if (++p->n > CONNS_MAX || (c->e->open > c->e->open_max && p->n > CONNS_SURE)) {
         conn_answer(c, SG_EGRESS_TOO_MANY, "too many connections are open");
         return;
     }
@@ -357,7 +399,7 @@ static void accept_some(struct sg_watch *w, uint32_t events)
     (void)events;
     for (unsigned i = 0; i < ACCEPTS_MAX; i++) {
         int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0 && (p->n >= CONNS_MAX + CONNS_REFUSED || p->a.egress->open >= ALL_CONNS_MAX + CONNS_REFUSED)) {
+        if (fd >= 0 && (p->n >= CONNS_MAX + CONNS_REFUSED || (p->a.egress->open > p->a.egress->open_max && p->n >= CONNS_REFUSED))) {
             atomic_fetch_add(&p->a.counters->outcomes[SG_EGRESS_TOO_MANY], 1);
             tell(p, SG_EGRESS_TOO_MANY, "too many connections are open");
             sg_close(fd);
@@ -380,6 +422,8 @@ int sg_egress_proxy_start(const struct sg_egress_proxy_args *a, struct sg_egress
 {
     struct sg_egress_proxy *p = sg_xcalloc(1, sizeof *p);
     p->a = *a;
+    p->lookups = sg_xcalloc(1, sizeof *p->lookups);
+    *p->lookups = (struct lookups){.refs = 1, .p = p};
     p->listener = (struct sg_watch){.ready = accept_some, .fd = a->fd};
     p->pause.fire = pause_over;
     if (sg_watch_add(a->egress->reactor, &p->listener, EPOLLIN, err) < 0) {
@@ -402,6 +446,8 @@ struct sg_egress_proxy *sg_egress_proxy_stop(struct sg_egress_proxy *p)
     sg_watch_del(p->a.egress->reactor, &p->listener);
     sg_close(p->listener.fd);
     sg_hold_unref(p->a.hold);
+    p->lookups->p = NULL;
+    lookups_unref(p->lookups);
     free(p);
     return NULL;
 }
@@ -411,6 +457,10 @@ struct sg_egress_proxy *sg_egress_proxy_stop(struct sg_egress_proxy *p)
 int sg_egress_hub_new(struct sg_reactor *reactor, struct sg_egress_hub **ret, struct sg_error *err)
 {
     struct sg_egress_hub *e = sg_xcalloc(1, sizeof *e);
+    struct rlimit files = {ALL_CONNS_MAX, ALL_CONNS_MAX};
+    (void)getrlimit(RLIMIT_NOFILE, &files);
+    rlim_t most = files.rlim_cur / 4; /* two descriptors each, and half of them are for others */
+    e->open_max = most < ALL_CONNS_MAX ? (unsigned)most : ALL_CONNS_MAX;
     e->reactor = reactor;
     if (sg_resolver_new(&e->resolver, err) < 0) {
         free(e);

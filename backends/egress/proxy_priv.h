@@ -11,7 +11,13 @@
 struct sg_egress_hub {
     struct sg_reactor *reactor;
     struct sg_resolver *resolver;
-    unsigned open; /* connections of all sandboxes */
+    unsigned open, open_max; /* connections of all sandboxes */
+};
+
+/* The lookups of one sandbox that are under way: so many at once, that others have their turn. They may outlive its proxy. */
+struct lookups {
+    unsigned refs, n;
+    struct sg_egress_proxy *p; /* NULL: stopped */
 };
 
 struct sg_egress_proxy {
@@ -20,6 +26,7 @@ struct sg_egress_proxy {
     struct sg_timer pause; /* no descriptors: until it is tried again */
     struct conn *conns;
     unsigned n;
+    struct lookups *lookups; /* one reference */
     int64_t told_until_ms; /* log lines given away in advance: until then none is left */
     uint64_t untold;
 };
@@ -51,6 +58,7 @@ struct conn {
     struct sg_egress_chunks chunks;
     uint64_t left; /* of a body of known length */
     size_t lingered;
+    struct lookups *looking; /* its lookup is under way, one reference; a CONN_RESOLVE without waits for its turn */
 
     struct sg_task resolved_task;
     struct sg_resolved found; /* the worker's until the task */

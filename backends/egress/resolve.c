@@ -8,7 +8,7 @@
 #include "backends/egress/host.h"
 #include "base/workq.h"
 
-#define THREADS 4U
+#define THREADS 8U
 #define WAITING_MAX 256U
 /* Of each attempt at each name server. */
 #define SECONDS 2

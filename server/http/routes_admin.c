@@ -52,6 +52,7 @@ static json_t *slot_pool_json(const struct sg_slot_pool_info *p, bool with_slots
         if (with_slots)
             json_array_append_new(slots, slot_json(&p->slots[i]));
     }
+    json_object_set_new(v, "egress", json_string(sg_egress_name(p->egress)));
     json_object_set_new(v, "ready", json_integer((json_int_t)ready));
     json_object_set_new(v, "leased", json_integer((json_int_t)leased));
     if (with_slots)

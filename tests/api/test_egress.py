@@ -150,15 +150,39 @@ def rules(sites):
 
 @pytest.fixture(scope="module", params=server_kinds())
 def server(request, sites):
-    config = {"local_bwrap": {"size": 3, "egress": "restricted", "egress_allow": rules(sites)},
+    config = {"local_bwrap": {"size": 4, "egress": "restricted", "egress_allow": rules(sites)},
               "local_pools": [{"name": "alone", "size": 1}], "metrics": {"public": True}}
     with Server(config, user=account(request.param)) as s:
-        s.wait_slots(3)
+        s.wait_slots(4)
         yield s
 
 
+SLOWLY = """
+import socket, time
+slow = [socket.create_connection(("127.0.0.1", 61080), timeout=60) for _ in range(50)]
+for s in slow: s.sendall(b"GET http://")
+t = time.monotonic()
+s = socket.create_connection(("127.0.0.1", 61080), timeout=60)
+s.sendall(b"GET http://%s/ HTTP/1.1\\r\\n\\r\\n")
+assert b" 200 " in s.makefile("rb").readline()
+quick = time.monotonic() - t
+answer = slow[0].recv(1000)
+print(quick, time.monotonic() - t, answer.split()[1].decode())
+"""
+
+
+@pytest.fixture(scope="module")
+def slow(server, sites):
+    """A lease whose command takes its time with its requests, beside all the other tests."""
+    c = server.client()
+    lease = c.lease()
+    r = c.post(f"/leases/{lease}/exec", {"command": ["python3", "-c", SLOWLY % sites["web"].name], "detach": True, "exec_id": "slow", "timeout": 120})
+    assert r.status == 202, r
+    return lease
+
+
 @pytest.fixture
-def c(server):
+def c(server, slow):
     return server.client()
 
 
@@ -200,8 +224,20 @@ def test_the_lease_and_the_backend_say_so(server, c, lease):
     l = c.get(f"/leases/{lease}").json()
     assert l["metadata"]["egress"] == "restricted" and "network" in l["capabilities"], l
     assert "network" in [b for b in c.get("/backends").json()["items"] if b["name"] == "local_bwrap"][0]["capabilities"]
+    pools = {p["pool"]: p["egress"] for p in c.get("/slots").json()["items"]}
+    assert pools == {"default": "restricted", "alone": "none"}
     r = c.post("/select", {"policy": {"required_capabilities": ["network", "exec"], "override": "local_bwrap"}})
     assert r.status == 200 and r.json()["backend"] == "local_bwrap", r
+
+
+def test_the_offline_selector_agrees(tmp_path):
+    f = tmp_path / "request.json"
+    f.write_text(json.dumps({"policy": {"required_capabilities": ["network", "exec"]}}))
+    for pools, want in (([], 1), ([{"name": "p", "egress": "restricted", "egress_allow": ["a.example:1"]}], 0)):
+        config = tmp_path / "config.yaml"
+        config.write_text(json.dumps({"local_pools": pools}))
+        r = subprocess.run([BIN, "select", "--config", str(config), "--file", str(f)], capture_output=True, text=True)
+        assert (r.returncode != 0) == bool(want), (pools, r)
 
 
 def test_bodies_go_up_whole(c, lease, sites):
@@ -477,35 +513,24 @@ for s, _ in hundred + more: s.close()
 """
     assert python(c, lease, text, timeout=60).split() == [b"28", b"12"]
     assert status(raw(c, lease, [b"GET http://" + sites["web"].name.encode() + b"/ HTTP/1.1\r\n\r\n"])[0]) == 200
-    deadline = time.monotonic() + 10 * SLOW
-    while metric(c, "sandgate_egress_connections", pool="default") > 0 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert metric(c, "sandgate_egress_connections", pool="default") == 0
 
 
-def test_a_slow_client_holds_nobody_up_and_is_cut(server, c, lease, sites, soak):
-    if server.user and server_kinds()[0] != "user" and not soak:
-        pytest.skip("five seconds, once")
-    text = f"""
-import socket, time
-slow = [socket.create_connection(("127.0.0.1", {PORT}), timeout=60) for _ in range(50)]
-for s in slow: s.sendall(b"GET http://")
-t = time.monotonic()
-s = socket.create_connection(("127.0.0.1", {PORT}), timeout=60)
-s.sendall(b"GET http://{sites['web'].name}/ HTTP/1.1\\r\\n\\r\\n")
-assert b" 200 " in s.makefile("rb").readline()
-quick = time.monotonic() - t
-answer = slow[0].recv(1000)
-print(quick, time.monotonic() - t, answer.split()[1].decode())
-"""
-    quick, cut, answer = python(c, lease, text, timeout=90).decode().split()
-    assert float(quick) < 3 * SLOW and 4 < float(cut) < 9 * SLOW and answer == "408"
+def test_slow_clients_hold_nobody_up_and_are_cut(c, slow):
+    """They have been there since the server was: see the fixture."""
+    r = c.get(f"/leases/{slow}/exec/slow").json()
+    deadline = time.monotonic() + 20 * SLOW
+    while r["state"] == "running" and time.monotonic() < deadline:
+        time.sleep(0.1)
+        r = c.get(f"/leases/{slow}/exec/slow").json()
+    quick, cut, answer = r["result"]["stdout"].split()
+    assert float(quick) < 3 * SLOW and 4 < float(cut) < 9 * SLOW and answer == "408", r
+    c.terminate(slow)
 
 
 # ---- the end ----
 
 
-def test_connections_end_with_the_lease(server, c, sites):
+def test_connections_end_with_the_lease():
     ended = threading.Event()
 
     def serve(s):
@@ -545,6 +570,67 @@ time.sleep(1000)
             time.sleep(0.05)
         assert s.descriptors() <= idle
     site.close()
+
+
+EVERYTHING = """
+import os, socket, sys
+def to(payload):
+    s = socket.create_connection(("127.0.0.1", 61080), timeout=60)
+    s.sendall(payload)
+    return s
+web, tunnel, deaf = sys.argv[1:]
+keep = []
+for i in range(12):
+    keep.append(to(b""))
+    keep.append(to(b"GET http://half"))
+    keep.append(to(b"CONNECT host.invalid:443 HTTP/1.1\\r\\n\\r\\n"))
+    keep.append(to(b"CONNECT a%d.example.invalid:443 HTTP/1.1\\r\\n\\r\\n" % i))
+    keep.append(to(b"CONNECT %s HTTP/1.1\\r\\n\\r\\n" % deaf.encode()))
+    keep.append(to(b"POST http://%s/ HTTP/1.1\\r\\nContent-Length: 1000000\\r\\n\\r\\n" % web.encode() + b"x" * 1000))
+    s = to(b"CONNECT %s HTTP/1.1\\r\\n\\r\\n" % tunnel.encode())
+    s.setblocking(False)
+    try:
+        while True: s.send(b"x" * 65536)
+    except BlockingIOError:
+        pass
+    keep.append(s)
+    keep.append(to(b"CONNECT refused.invalid:1 HTTP/1.1\\r\\n\\r\\n"))
+print("all", flush=True)
+os.read(0, 1)
+"""
+
+
+def test_leases_end_in_the_middle_of_everything(sites, soak):
+    """Heads half sent, names half looked up, connections half made, bytes nobody reads: the end of the lease is the end of them all."""
+    deaf = socket.socket()
+    deaf.bind((HOST, 0))
+    deaf.listen(0)
+    port = deaf.getsockname()[1]
+    full = [socket.socket() for _ in range(4)]
+    for s in full:
+        s.setblocking(False)
+        s.connect_ex((HOST, port))
+    config = {"size": 2, "egress": "restricted", "egress_allow": [*rules(sites), f"{HOST}:{port}"]}
+    with Server({"local_bwrap": config, "metrics": {"public": True}}) as s:
+        c = s.client()
+        idle = None
+        for n in range(60 if soak else 5):
+            lease = c.lease()
+            r = c.post(f"/leases/{lease}/exec", {"command": ["python3", "-c", EVERYTHING, sites["web"].name, sites["tunnel"].name, f"{HOST}:{port}"],
+                                                 "detach": True, "exec_id": "all"})
+            assert r.status == 202, r
+            deadline = time.monotonic() + 30 * SLOW
+            while b"all" not in c.get(f"/leases/{lease}/exec/all/output").body and time.monotonic() < deadline:
+                time.sleep(0.01 * (n % 4))
+            c.terminate(lease)
+            s.wait_slots(2)
+            idle = idle or s.descriptors()
+        deadline = time.monotonic() + 30 * SLOW
+        while (s.descriptors() > idle or metric(c, "sandgate_egress_connections", pool="default")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert s.descriptors() <= idle and metric(c, "sandgate_egress_connections", pool="default") == 0
+    for s in (deaf, *full):
+        s.close()
 
 
 # ---- narrower than the pool ----

@@ -98,7 +98,7 @@ import errno, json, socket, sys
 out = []
 for kind, address, port in json.load(sys.stdin):
     s = socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
-    s.settimeout(2 if kind == "tcp" else 0.4)
+    s.settimeout(1.5 if kind == "tcp" else 0.3)
     try:
         if kind == "udp":
             s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
