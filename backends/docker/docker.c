@@ -83,6 +83,7 @@ void docker_unref(struct docker *d)
         return;
     }
     drop_config(&d->cfg);
+    login_drop(d);
     sg_error_clear(&d->why_not);
     (void)sg_close(d->run_fd);
     (void)sg_close(d->inotify);
@@ -370,7 +371,7 @@ int sg_docker_new(const struct sg_docker_config *c, const struct sg_docker_parts
     sg_error_retry_after(&d->why_not, 1);
     d->sweep_timer.fire = sweep_due;
     d->news.ready = docker_news;
-    if (make_places(d, err) < 0 || open_engine(d, err) < 0) {
+    if (login_load(d, err) < 0 || make_places(d, err) < 0 || open_engine(d, err) < 0) {
         docker_unref(d);
         return -1;
     }

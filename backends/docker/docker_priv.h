@@ -28,6 +28,8 @@ struct docker {
     struct sg_docker_config cfg; /* with its own strings */
     struct sg_docker_parts parts;
     char instance[SG_ID_MAX]; /* this server, on an engine that others use, too */
+    struct sg_secret *login;  /* of the registry login_host, ready for a header; or NULL */
+    char *login_host;
     int run_fd;               /* O_PATH of the directory of the sockets */
     struct sg_net_client *engine;
     atomic_int refs; /* the registry's, and one per box */
@@ -75,7 +77,7 @@ struct box {
     char *image;
     char *body;              /* of the create; NULL: one that is being found */
     struct sg_limits limits; /* as they are */
-    bool open;               /* reaches the network */
+    enum sg_egress egress;
     struct sg_env env;       /* of the image */
     int oom_fd;
 
@@ -134,6 +136,7 @@ struct ask {
     bool idempotent;
     size_t max;       /* of the answer; 0: 1 MiB */
     struct sg_cancel *cancel; /* MAY */
+    const struct sg_secret *login; /* MAY: for the registry */
     bool lines;       /* the answer is a stream of JSON objects: the last error in it counts (pull) */
     int64_t stall_ms;
     reply_fn *fn; /* reactor thread, exactly once; not when the driver ends first (docker_closing calls them all) */
@@ -142,6 +145,13 @@ struct ask {
 void engine_ask(struct docker *d, const struct ask *a);
 /* The error of a reply whose status was not what was hoped for. what: "make the container". */
 int engine_error(const struct reply *r, const char *what, struct sg_error *err);
+
+/* ---- login.c ---- */
+
+int login_load(struct docker *d, struct sg_error *err);
+void login_drop(struct docker *d);
+/* What a pull of the image is to bring along; NULL: nothing. Borrowed. */
+const struct sg_secret *login_for(const struct docker *d, const char *image);
 
 /* ---- spec.c ---- */
 

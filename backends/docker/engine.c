@@ -105,11 +105,13 @@ static void answered(void *arg, const struct sg_net_response *r, const struct sg
 static void send_it(struct asking *k, unsigned api)
 {
     sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v1.%u%s", api, k->path);
-    const struct sg_net_header json = {.name = "Content-Type", .value = "application/json"};
+    const struct sg_net_header headers[] = {{.name = "X-Registry-Auth", .secret = k->a.login},
+                                            {.name = "Content-Type", .value = "application/json"}};
+    size_t first = k->a.login != NULL ? 0 : 1;
     struct sg_net_request q = {.method = k->method,
                                .path = path,
-                               .headers = &json,
-                               .n_headers = k->body != NULL,
+                               .headers = headers + first,
+                               .n_headers = (k->body != NULL ? 2U : 1U) - first,
                                .body = k->body,
                                .body_len = k->body != NULL ? strlen(k->body) : 0,
                                .repeatable = k->a.idempotent,

@@ -288,6 +288,7 @@ static void pull(struct box *b)
                                    .stall_ms = PULL_STALL_MS,
                                    .max = PULL_ANSWER_MAX,
                                    .lines = true,
+                                   .login = login_for(b->d, b->image),
                                    .cancel = b->pull,
                                    .fn = pulled,
                                    .arg = box_ref(b)});

@@ -108,7 +108,7 @@ json_t *docker_metadata(struct sg_sandbox *sb)
                                             number_or_null(l->pids), "cpu_max",
                                             l->cpu_milli > 0 ? json_real((double)l->cpu_milli / 1000.0) : json_null(), "disk_max",
                                             number_or_null(l->disk_bytes)));
-        (void)json_object_set_new(v, "network", json_string(b->open ? "open" : "none"));
+        (void)json_object_set_new(v, "egress", json_string(sg_egress_name(b->egress)));
     }
     return v;
 }

@@ -50,7 +50,7 @@ static int check_limits(const struct sg_docker_config *c, const struct sg_limits
         return -1;
     }
     if (l->memory_bytes > 0 && l->memory_bytes < (INT64_C(6) << 20)) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "limits.memory_max", "an engine makes no container with less than 6 MiB");
+        return sg_error_field(err, SG_NOT_SUPPORTED, "limits.memory_max", "an engine makes no container with less than 6 MiB");
     }
     if (memory > 0 && l->disk_bytes > memory) {
         return sg_error_field(err, SG_LIMIT_EXCEEDED, "limits.disk_max", "the disk of a container lies in its memory, of which it has %lld bytes",
@@ -66,6 +66,20 @@ static bool image_allowed(const struct sg_docker_config *c, const char *image)
         ok = sg_streq(image, c->images_allowed[i]);
     }
     return ok;
+}
+
+static int unknown_image(const struct sg_docker_config *c, const char *image, struct sg_error *err)
+{
+    json_t *list = json_array();
+    if (c->image != NULL) {
+        (void)json_array_append_new(list, json_string(c->image));
+    }
+    for (size_t i = 0; c->images_allowed != NULL && c->images_allowed[i] != NULL; i++) {
+        (void)json_array_append_new(list, json_string(c->images_allowed[i]));
+    }
+    sg_error_field(err, SG_NOT_SUPPORTED, "image", "image %s is not among those that may be used here (docker.images_allowed)", image);
+    sg_error_member(err, "images", list);
+    return sg_error_reason(err, "unknown_image");
 }
 
 static int check_egress(const struct sg_docker_config *c, enum sg_egress asked, struct sg_error *err)
@@ -100,9 +114,7 @@ int docker_check(struct sg_driver *drv, const struct sg_sandbox_spec *spec, stru
         return sg_error_field(err, SG_NOT_SUPPORTED, "image", "name an image: there is no default one (docker.image)");
     }
     if (spec->image != NULL && !image_allowed(c, spec->image)) {
-        sg_error_field(err, SG_NOT_SUPPORTED, "image", "image %s is not among those that may be used here (docker.images_allowed)",
-                       spec->image);
-        return sg_error_reason(err, "image_not_allowed");
+        return unknown_image(c, spec->image, err);
     }
     if (spec->egress_given && check_egress(c, spec->egress, err) < 0) {
         return -1;
@@ -123,8 +135,8 @@ void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox
     const struct sg_limits *l = spec != NULL ? &spec->limits : &none;
     const char *image = spec != NULL && spec->image != NULL ? spec->image : c->image;
     b->image = sg_xstrdup(image);
-    b->open = egress_of(c, spec) == SG_EGRESS_OPEN;
-    b->base.sb.lacks = b->open ? 0 : SG_CAP_NETWORK;
+    b->egress = egress_of(c, spec);
+    b->base.sb.lacks = b->egress == SG_EGRESS_OPEN ? 0 : SG_CAP_NETWORK;
     b->limits.memory_bytes = l->memory_bytes > 0 ? l->memory_bytes : c->memory_max;
     b->limits.pids = l->pids > 0 ? l->pids : c->pids_max;
     b->limits.cpu_milli = l->cpu_milli > 0 ? l->cpu_milli : c->cpu_milli;
@@ -164,7 +176,7 @@ static json_t *host_config(const struct docker *d, const struct box *b)
 {
     json_t *h = json_pack("{s:o, s:o, s:b, s:[s], s:[s,s,s,s,s], s:[s], s:s, s:b, s:s, s:s, s:{s:s}, s:{s:s}}", "Mounts", mounts(d, b), "Tmpfs",
                           writable(d, b), "ReadonlyRootfs", 1, "CapDrop", "ALL", "CapAdd", "SETUID", "SETGID", "KILL", "CHOWN",
-                          "DAC_OVERRIDE", "SecurityOpt", "no-new-privileges", "NetworkMode", b->open ? d->cfg.network : "none", "Init", 0,
+                          "DAC_OVERRIDE", "SecurityOpt", "no-new-privileges", "NetworkMode", b->egress == SG_EGRESS_OPEN ? d->cfg.network : "none", "Init", 0,
                           "IpcMode", "private", "CgroupnsMode", "private", "RestartPolicy", "Name", "no", "LogConfig", "Type", "none");
     if (h == NULL) {
         return NULL;

@@ -2,8 +2,11 @@
 
 No network, no registry: the one image has busybox and what is put beside it.
 """
+import base64
 import contextlib
+import hashlib
 import http.client
+import http.server
 import io
 import json
 import os
@@ -14,6 +17,7 @@ import socket
 import subprocess
 import tarfile
 import tempfile
+import threading
 import time
 
 IMAGE = "sandgate-test:busybox"
@@ -201,3 +205,68 @@ def engine(*options):
         yield e
     finally:
         e.stop()
+
+
+class Registry(http.server.ThreadingHTTPServer):
+    """A registry with one image, `private/box`, for who has the password; whatever else is asked for hangs until the end."""
+    daemon_threads = True
+
+    def __init__(self, user="puller", password="p4ssw0rd"):
+        self.expected = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+        self.seen, self.over = [], threading.Event()
+        layer = image_tar()
+        config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Env": ["FROM_IMAGE=yes"]},
+                             "rootfs": {"type": "layers", "diff_ids": [digest(layer)]}}).encode()
+        kind = "application/vnd.docker.distribution.manifest.v2+json"
+        self.manifest = json.dumps({
+            "schemaVersion": 2, "mediaType": kind,
+            "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": len(config), "digest": digest(config)},
+            "layers": [{"mediaType": "application/vnd.docker.image.rootfs.diff.tar", "size": len(layer), "digest": digest(layer)}]}).encode()
+        self.blobs = {digest(b): b for b in (layer, config)}
+        registry = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args):
+                pass
+
+            def do_GET(self):
+                registry.seen.append(self.headers.get("Authorization"))
+                last = self.path.rsplit("/", 1)[-1]
+                if self.headers.get("Authorization") != registry.expected:
+                    self.answer(401, b"{}", [("WWW-Authenticate", 'Basic realm="test"')])
+                elif self.path == "/v2/":
+                    self.answer(200, b"{}")
+                elif self.path.startswith("/v2/private/box/manifests/"):
+                    self.answer(200, registry.manifest, [("Content-Type", kind), ("Docker-Content-Digest", digest(registry.manifest))])
+                elif last in registry.blobs:
+                    self.answer(200, registry.blobs[last])
+                else:
+                    registry.over.wait(60)
+
+            do_HEAD = do_GET
+
+            def answer(self, status, body, headers=()):
+                self.send_response(status)
+                for k, v in [*headers, ("Content-Length", str(len(body))), ("Docker-Distribution-Api-Version", "registry/2.0")]:
+                    self.send_header(k, v)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def __exit__(self, *exc):
+        self.over.set()
+        self.shutdown()
+        super().__exit__(*exc)
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+def digest(data):
+    return "sha256:" + hashlib.sha256(data).hexdigest()

@@ -68,7 +68,7 @@ def test_hardened(engine, client):
     assert (h["Memory"], h["MemorySwap"], h["PidsLimit"], h["NanoCpus"]) == (200 << 20, 200 << 20, 60, 500000000), h
     assert c["Config"]["Labels"]["sandgate.lease"] == lease and c["Config"]["Labels"]["sandgate.instance"], c["Config"]
     m = state(client, lease)["metadata"]
-    assert m["isolation"] == "container" and m["limits"]["pids_max"] == 60 and m["network"] == "none", m
+    assert m["isolation"] == "container" and m["limits"]["pids_max"] == 60 and m["egress"] == "none", m
     r = client.exec(lease, "id -u; id -g; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status; touch /x; ls -A /.sandgate/run; ls /sys/class/net; "
                            "kill -9 1; echo $?; touch /workspace/f /tmp/f $HOME/f && echo written")
     assert r["stdout"].split() == ["1000", "1000", "CapEff:", "0000000000000000", "NoNewPrivs:", "1", "Seccomp:", "2", "lo", "1", "written"], r
@@ -80,7 +80,7 @@ def test_hardened(engine, client):
 def test_images_and_limits_are_the_operators(engine, client):
     before = engine.containers()
     r = client.post("/leases", {"image": "alpine:latest"})
-    assert r.status == 422 and r.code == "not_supported" and r.json()["field"] == "image" and r.json()["reason"] == "image_not_allowed", r
+    assert r.status == 422 and r.code == "not_supported" and r.json()["field"] == "image" and r.json()["reason"] == "unknown_image" and r.json()["images"] == [engines.IMAGE, "sandgate-test:missing"], r
     r = client.post("/leases", {"image": "sandgate-test:missing"})
     assert r.status == 503 and r.json()["reason"] == "image_missing" and r.json()["image"] == "sandgate-test:missing", r
     for limits, field in (({"memory_max": 2 << 30}, "limits.memory_max"), ({"pids_max": 1000}, "limits.pids_max"), ({"disk_max": 2 << 30}, "limits.disk_max")):
@@ -99,6 +99,33 @@ def test_a_pull_that_fails_is_said(engine):
         r = s.client().post("/leases", {})
         assert r.status == 503 and r.json()["reason"] == "image_missing" and "127.0.0.1:1" in r.json()["detail"], r
     assert ours(engine) == [] or all("lease" in n for n in ours(engine))
+
+
+def test_pulls(engine):
+    """From a private registry, with the login that is in the server's environment; one that never comes has a deadline."""
+    with engines.Registry() as r:
+        box, hangs = f"{r.address}/private/box:1", f"{r.address}/other:1"
+        login = '{"username": "puller", "password": "p4ssw0rd", "serveraddress": "http://%s"}' % r.address
+        with serve(engine, image=box, images_allowed=[hangs], pull=True, pull_timeout="1s") as s:
+            a = s.client().post("/leases", {})
+            assert a.status == 503 and a.json()["reason"] == "image_missing", a  # no login
+            s.stop()
+            s.env["DOCKER_REGISTRY_AUTH"] = login
+            s.config["docker"]["pull_timeout"] = "30s"
+            s.start()
+            c = s.client()
+            assert c.exec(c.lease(), "echo $FROM_IMAGE")["stdout"] == "yes\n"
+            assert r.expected in r.seen and "p4ssw0rd" not in s.log_text()
+            s.stop()
+            s.config["docker"]["pull_timeout"] = "1s"
+            s.start()
+            begun = time.monotonic()
+            a = s.client().post("/leases", {"image": hangs})
+            assert a.status == 503 and a.json()["reason"] == "image_missing" and "in time" in a.json()["detail"], a
+            assert time.monotonic() - begun < 10 * SLOW
+    s = Server({"backends": {"enabled": ["docker"]}, "docker": {"host": engine.host, "image": "a:b"}}, env={"DOCKER_REGISTRY_AUTH": "{}"})
+    with pytest.raises(RuntimeError, match="DOCKER_REGISTRY_AUTH"):
+        s.__enter__()
 
 
 def test_limits_hold_and_the_sandbox_survives(client):
