@@ -47,6 +47,20 @@ static int make_docker(const struct sg_backend_settings *s, const struct sg_back
     return sg_docker_new(s->docker, &p, ret, err);
 }
 
+static int make_e2b(const struct sg_backend_settings *s, const struct sg_backend_parts *parts, struct sg_driver **ret,
+                    struct sg_error *err)
+{
+    const struct sg_e2b_parts p = {.net = parts->net,
+                                   .reactor = parts->reactor,
+                                   .workq = parts->workq,
+                                   .live = parts->lease_live,
+                                   .live_arg = parts->lease_live_arg};
+    if (parts->net == NULL || s->e2b == NULL) {
+        return sg_error_set(err, SG_UNAVAILABLE, "there is nothing to reach it with");
+    }
+    return sg_e2b_new(s->e2b, &p, ret, err);
+}
+
 static int make_fake(const struct sg_backend_settings *s, const struct sg_backend_parts *parts,
                      struct sg_driver **ret, struct sg_error *err)
 {
@@ -55,7 +69,7 @@ static int make_fake(const struct sg_backend_settings *s, const struct sg_backen
 
 static const struct sg_backend_row rows[] = {
     {"worktree", make_worktree},  {"docker", make_docker},  {"local_bwrap", make_local_bwrap},
-    {"e2b", NULL},       {"modal", NULL},   {"daytona", NULL},
+    {"e2b", make_e2b},   {"modal", NULL},   {"daytona", NULL},
     {"blaxel", NULL},    {"runloop", NULL}, {"vercel", NULL},
     {"fake", make_fake}, /* for tests: nothing but a configuration that names it turns it on */
 };

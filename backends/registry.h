@@ -7,6 +7,7 @@
 
 #include "backends/docker/config.h"
 #include "backends/driver.h"
+#include "backends/e2b/e2b.h"
 #include "backends/local_bwrap/config.h"
 #include "backends/repos.h"
 #include "backends/worktree/config.h"
@@ -24,6 +25,9 @@ struct sg_backend_parts {
     struct sg_net *net;         /* NULL: what calls providers refuses with SG_UNAVAILABLE */
     struct sg_repos *repos;     /* NULL: worktree refuses with SG_UNAVAILABLE */
     struct sg_spawner *spawner; /* NULL: local_bwrap refuses with SG_UNAVAILABLE */
+    /* Is it the id of a lease that has not ended? Asked from any thread. */
+    bool (*lease_live)(void *arg, const char *lease_id);
+    void *lease_live_arg;
     /* MAY be NULL: what happens to slots of local pools. Reactor thread; must not block or call the driver. */
     void (*slot_event)(void *arg, const struct sg_slot_event *e);
     /* MAY be NULL: what is refused to their sandboxes on the way out. Likewise. */
@@ -37,6 +41,7 @@ struct sg_backend_settings {
     size_t n_local_pools;
     const struct sg_worktree_config *worktree; /* or NULL */
     const struct sg_docker_config *docker;     /* or NULL */
+    const struct sg_e2b_config *e2b;           /* or NULL */
     const char *fake_script; /* JSON, or NULL */
 };
 

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/hash.h"
 #include "base/workq.h"
 #include "backends/facts.h"
 #include "backends/net/http.h"
@@ -28,6 +29,7 @@ extern const char sg_openapi_yaml[];
 #define CONNECTIONS_MAX 8192U
 #define CANCEL_MS 2000
 #define END_LEASES_MS 10000
+#define SERVER_LABEL 24
 
 /* Everything that main builds, in the order it is built. */
 struct app {
@@ -40,6 +42,7 @@ struct app {
     struct sg_roots *roots;
     struct sg_spawner *spawner;
     _Atomic bool spawner_dead;
+    _Atomic bool recovered; /* the leases of the server before are in memory */
     struct sg_reactor *reactor;
     struct sg_workq *workq;
     struct sg_store *store;
@@ -285,10 +288,51 @@ static int docker_config(const struct app *a, const char *dir, const char *agent
     return 0;
 }
 
+/* Asked by backends about what they find, also before there are any leases in memory: then all are. */
+static bool lease_live(void *arg, const char *lease_id)
+{
+    struct app *a = arg;
+    struct sg_entry *e;
+    struct sg_lease l;
+
+    if (!a->recovered)
+        return true;
+    if (sg_registry_peek(sg_service_leases(a->service), NULL, lease_id, &e) != 1)
+        return false;
+    sg_entry_lease(e, &l);
+    bool live = !sg_lease_state_ended(l.state);
+    sg_lease_finish(&l);
+    sg_entry_unref(e);
+    return live;
+}
+
+/* A name for this server on what it makes elsewhere: it is the same as long as the state directory is. */
+static void server_label(const struct app *a, char out[SERVER_LABEL + 1])
+{
+    static const char what[] = "server-label";
+    uint8_t mac[SG_SHA256_LEN];
+    char hex[2 * SG_SHA256_LEN + 1];
+    size_t len;
+    const char *key = sg_secret_expose(sg_store_endpoint_key(a->store), &len);
+
+    sg_hmac_sha256(key, len, what, sizeof what - 1, mac);
+    sg_hex(mac, sizeof mac, hex);
+    snprintf(out, SERVER_LABEL + 1, "%.*s", SERVER_LABEL, hex);
+}
+
+static struct sg_e2b_config e2b_config(const struct app *a, const char *label)
+{
+    const struct sg_config_cloud *c = &a->cfg->e2b;
+
+    return (struct sg_e2b_config){.api_url = c->api_url, .sandbox_url = c->sandbox_url, .domain = c->domain,
+                                  .template_name = c->template_name, .timeout_ms = c->timeout_ms, .sweep_ms = c->sweep_ms,
+                                  .grace_ms = c->grace_ms, .spool_dir = a->state_dir, .server = label};
+}
+
 /* Only for those that call somebody. */
 static int start_net(struct app *a, struct sg_error *err)
 {
-    return enabled(a, "docker") ? sg_net_new(&a->net, err) : 0;
+    return enabled(a, "docker") || enabled(a, "e2b") ? sg_net_new(&a->net, err) : 0;
 }
 
 static int make_backends(struct app *a, const struct sg_worktree_config *wc, struct sg_error *err)
@@ -297,11 +341,15 @@ static int make_backends(struct app *a, const struct sg_worktree_config *wc, str
     struct sg_docker_config dc;
     sg_cleanup(sg_free_p) char *docker_dir = sg_xasprintf("%s/docker", a->state_dir);
     const struct sg_local_pool_config *pools = a->roots ? sg_roots_pools(a->roots, &n) : NULL;
-    struct sg_backend_settings settings = {
-        .local_pools = pools, .n_local_pools = n, .worktree = wc, .docker = &dc, .fake_script = a->cfg->fake.script};
+    char label[SERVER_LABEL + 1];
+    server_label(a, label);
+    const struct sg_e2b_config ec = e2b_config(a, label);
+    struct sg_backend_settings settings = {.local_pools = pools, .n_local_pools = n, .worktree = wc, .docker = &dc, .e2b = &ec,
+                                           .fake_script = a->cfg->fake.script};
     if (docker_config(a, docker_dir, wc->agent_path, &dc, err) < 0 || start_net(a, err) < 0)
         return -1;
     struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .net = a->net, .repos = a->repos, .spawner = a->spawner,
+                                     .lease_live = lease_live, .lease_live_arg = a,
                                      .slot_event = slot_event, .egress_event = egress_event, .slot_event_arg = a};
 
     return sg_backends_new(a->cfg->backends.enabled, sg_config_count(a->cfg->backends.enabled), &settings, &parts, &a->backends,
@@ -395,6 +443,7 @@ static int build_service(struct app *a, struct sg_error *err)
         return -1;
     if (sg_service_recover(a->service, &lost, err) < 0)
         return -1;
+    a->recovered = true;
     if (lost > 0) {
         struct sg_log_line l;
         sg_log_begin(&l, a->log, SG_LOG_WARN, "leases_lost");

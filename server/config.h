@@ -48,6 +48,8 @@ struct sg_config_cloud {
     const char *domain;
     const char *template_name;
     int64_t timeout_ms;
+    int64_t sweep_ms;
+    int64_t grace_ms;
 };
 
 /* Strings that were not given are NULL. */

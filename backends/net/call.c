@@ -325,9 +325,14 @@ static size_t on_read(char *p, size_t size, size_t n, void *arg)
 
 static curl_socket_t on_socket(void *arg, curlsocktype purpose, struct curl_sockaddr *a)
 {
-    (void)arg;
+    const struct sg_net_call *c = arg;
     (void)purpose;
-    return socket(a->family, a->socktype | SOCK_CLOEXEC, a->protocol);
+    int fd = socket(a->family, a->socktype | SOCK_CLOEXEC, a->protocol);
+    int size = c->client->receive_buffer;
+    if (fd >= 0 && size > 0) {
+        (void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof size); /* else it holds more than it need */
+    }
+    return fd;
 }
 
 /* ---- the handle ---- */
@@ -405,6 +410,7 @@ static CURLcode set_callbacks(struct sg_net_call *c)
     rc |= curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, on_body);
     rc |= curl_easy_setopt(e, CURLOPT_WRITEDATA, c);
     rc |= curl_easy_setopt(e, CURLOPT_OPENSOCKETFUNCTION, on_socket);
+    rc |= curl_easy_setopt(e, CURLOPT_OPENSOCKETDATA, c);
     rc |= curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, c->repeatable ? 0L : 1L);
     return rc;
 }

@@ -41,6 +41,7 @@ struct sg_net_client_config {
     unsigned max_concurrent; /* 0: SG_NET_CONCURRENT_MAX */
     unsigned max_waiting;    /* 0: SG_NET_WAITING_MAX */
     int64_t connect_ms;      /* 0: SG_NET_CONNECT_MS */
+    int receive_buffer;      /* bytes that the system may hold of what nobody reads, per connection; 0: as it likes */
 };
 
 /* SG_INVALID_REQUEST for a base that is none. The net outlives the client. */

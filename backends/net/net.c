@@ -420,6 +420,7 @@ int sg_net_client_new(struct sg_net *n, const struct sg_net_client_config *cfg, 
     c->http2 = cfg->http2;
     c->max_concurrent = cfg->max_concurrent > 0 ? cfg->max_concurrent : SG_NET_CONCURRENT_MAX;
     c->max_waiting = cfg->max_waiting > 0 ? cfg->max_waiting : SG_NET_WAITING_MAX;
+    c->receive_buffer = cfg->receive_buffer;
     c->connect_ms = cfg->connect_ms > 0 ? cfg->connect_ms : SG_NET_CONNECT_MS;
     (void)pthread_mutex_lock(&n->lock);
     DL_APPEND(n->clients, c);

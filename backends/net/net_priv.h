@@ -30,6 +30,7 @@ struct sg_net_client {
     bool http2;
     unsigned max_concurrent, max_waiting;
     int64_t connect_ms;
+    int receive_buffer;
 
     /* under the net's lock */
     bool closing;

@@ -121,7 +121,7 @@ static const struct conf_table remote_table = {remote_keys, SG_COUNT_OF(remote_k
 /* The same for every cloud; the README shows those of the first (`again` false) only. */
 #define CLOUD_KEYS(sec, repeated) \
     {.section = #sec, .name = "api_url", .type = CONF_STRING, TOP(sec.api_url), URL, .again = repeated, \
-     .help = "the provider's API, if not its public one; likewise for modal, daytona, blaxel, runloop and vercel, as for the next four"}, \
+     .help = "the provider's API, if not its public one; likewise for modal, daytona, blaxel, runloop and vercel, as for the next six"}, \
     {.section = #sec, .name = "sandbox_url", .type = CONF_STRING, TOP(sec.sandbox_url), .again = repeated, \
      .help = "URL of a sandbox, if not the provider's own"}, \
     {.section = #sec, .name = "domain", .type = CONF_STRING, TOP(sec.domain), .again = repeated, \
@@ -129,7 +129,11 @@ static const struct conf_table remote_table = {remote_keys, SG_COUNT_OF(remote_k
     {.section = #sec, .name = "template", .type = CONF_STRING, TOP(sec.template_name), .again = repeated, \
      .help = "template or image of new sandboxes"}, \
     {.section = #sec, .name = "timeout", .type = CONF_DURATION, TOP(sec.timeout_ms), .def = "60s", RANGE(SECOND, HOUR), \
-     .again = repeated, .help = "of a call to the provider"}
+     .again = repeated, .help = "of a call to the provider"}, \
+    {.section = #sec, .name = "sweep_interval", .type = CONF_DURATION, TOP(sec.sweep_ms), .def = "60s", RANGE(100, DAY), \
+     .again = repeated, .help = "between two looks at what the provider has of this server's"}, \
+    {.section = #sec, .name = "orphan_grace", .type = CONF_DURATION, TOP(sec.grace_ms), .def = "5m", RANGE(0, 30 * DAY), \
+     .again = repeated, .help = "how old a sandbox there must be that no lease has, to be removed"}
 
 static const struct conf_key top_keys[] = {
     {.section = "server", .name = "listen", .type = CONF_STRING, TOP(server.listen), .def = "127.0.0.1:8080", LISTEN,

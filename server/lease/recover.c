@@ -84,12 +84,19 @@ static struct sg_entry *take_over(struct sg_registry *r, struct sg_lease *l)
     memset(l, 0, sizeof *l);
     e->stored = true;
     e->outlives = true;
-    if (e->lease.state == SG_LEASE_RELEASING) {
+    if (e->lease.state == SG_LEASE_READY) { /* it ends when it was to, found again or not */
+        e->expires_ms = sg_now_ms() + (e->lease.expires_us - sg_wall_us()) / 1000;
+        e->committed_expires_ms = e->expires_ms;
+        e->idle_from_ms = sg_now_ms();
+    } else if (e->lease.state == SG_LEASE_RELEASING) {
         bool expired = sg_streq(e->lease.reason, "timeout") || sg_streq(e->lease.reason, "idle_timeout");
         e->end = expired ? SG_END_EXPIRED : SG_END_DELETED;
         sg_cancel_fire(e->cancel, SG_CANCEL_LEASE_END);
     }
     sg_registry_index(r, e);
+    if (e->lease.state == SG_LEASE_READY) {
+        sg_due_set(r, e);
+    }
     pthread_mutex_unlock(&r->lock);
     return e;
 }

@@ -90,6 +90,8 @@ class Client:
     def request(self, method, path, body=None, headers=None, timeout=60, raw=False):
         """body: bytes are sent as they are, an iterator is sent chunked, anything else becomes JSON."""
         headers = dict(headers or {})
+        if method == "POST" and path in ("/leases", "/select") and isinstance(body, dict) and self.server.policy:
+            body = {**body, "policy": {**self.server.policy, **(body.get("policy") or {})}}
         if self.token and not any(h.lower() in ("authorization", "x-api-key") for h in headers):
             headers["Authorization"] = "Bearer " + self.token
         if body is not None and not isinstance(body, (bytes, bytearray)) and not hasattr(body, "__next__"):
@@ -188,7 +190,8 @@ def users():
 class Server:
     """config: a dict (YAML is a superset of JSON). user: run as this user id instead of our own."""
 
-    def __init__(self, config=None, env=None, user=None, args=(), binary=None):
+    def __init__(self, config=None, env=None, user=None, args=(), binary=None, policy=None):
+        self.policy = policy or {}  # what every selection has in its policy that does not say otherwise
         self.config, self.env, self.user, self.args = copy.deepcopy(config or {}), env or {}, user, list(args)
         self.uid_base = self.config.setdefault("local_bwrap", {}).setdefault("uid_base", users())
         self.binary = binary or BIN

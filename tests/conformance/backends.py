@@ -16,6 +16,9 @@ import engine  # noqa: E402
 from harness import users  # noqa: E402
 from repos import Repo  # noqa: E402
 
+sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fakes", "e2b"))
+from e2b_standin import Standin  # noqa: E402
+
 BUSYBOX = "/usr/bin/busybox"  # static, of Debian's busybox-static
 BASICS = frozenset({"file_rw", "exec"})
 LOCAL = BASICS | {"snapshot", "public_url"}
@@ -76,6 +79,14 @@ def in_containers():
         yield s
 
 
+@contextlib.contextmanager
+def e2b():
+    """Over a stand-in of the provider, which is held to the vendor's own client."""
+    with Standin() as standin, serving("e2b") as arguments:
+        arguments["config"].update(standin.config())
+        yield {**arguments, "env": standin.env, "policy": {"allow_paid": True}}
+
+
 def needs_root():
     return None if os.geteuid() == 0 else "only root can start a server as somebody else; the row local_bwrap is such a server already"
 
@@ -86,6 +97,7 @@ TABLE = [
     Backend("local_bwrap_busybox", "local_bwrap", on_busybox, LOCAL, tty=True),
     Backend("worktree", "worktree", lambda: serving("worktree"), BASICS | {"network"}, isolated=False, limits=False),
     Backend("docker", "docker", in_containers, LOCAL, tty=True, images=True, missing=engine.why_not),
+    Backend("e2b", "e2b", e2b, BASICS | {"network"}, links=False, repo=False, endpoints=False, limits=False, images=True),
     Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False),
 ]
 

@@ -306,6 +306,10 @@ UNARY = {"/filesystem.Filesystem/Stat": fs_stat, "/filesystem.Filesystem/ListDir
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
+    def setup(self):
+        super().setup()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+
     def log_message(self, *_):
         pass
 

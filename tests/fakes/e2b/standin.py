@@ -30,7 +30,7 @@ import threading
 import time
 import urllib.parse
 
-import box
+import sandboxes
 
 PATHS = [("POST", r"/(?:v2/)?sandboxes", "create"), ("GET", r"/v2/sandboxes", "list"), ("GET", r"/sandboxes/([\w-]+)", "get"),
          ("DELETE", r"/sandboxes/([\w-]+)", "delete"), ("POST", r"/sandboxes/([\w-]+)/timeout", "timeout"),
@@ -74,11 +74,13 @@ class World:
 
     def find(self, sandbox):
         found = self.boxes.get(sandbox.split("-")[0])
+        if found and found.popen.poll() is not None:
+            self.remove(found)
         return found if found and found.state != "gone" else None
 
     def make(self, spec, timeout):
         source = self.snapshots.get(spec["templateID"])
-        made = box.Box(self.dir, spec, source["root"] if source else None)
+        made = sandboxes.Box(self.dir, spec, source["root"] if source else None)
         if (spec.get("network") or {}).get("allowPublicTraffic") is False:
             made.traffic = secrets.token_hex(16)
         with self.lock:
@@ -126,6 +128,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     world = None
+
+    def setup(self):
+        super().setup()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 131072)  # what nobody reads is to be felt soon
 
     def log_message(self, *_):
         pass
@@ -390,7 +396,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         b, snap = self.known(sandbox), "s" + secrets.token_hex(9) + ":default"
         root = os.path.join(self.world.dir, snap.split(":")[0])
         b.freeze(True)
-        box.subprocess.run(["cp", "-a", b.root, root], check=True)
+        sandboxes.subprocess.run(["cp", "-a", b.root, root], check=True)
         b.freeze(False)
         self.world.snapshots[snap] = {"root": root, "name": name, "sandbox": b.id}
         return 201, {"snapshotID": snap, "names": [name] if name else []}, ()
@@ -434,7 +440,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 conn.request(self.command, self.path, body=body, headers={**headers, "Transfer-Encoding": "chunked"},
                              encode_chunked=True)
             self.relay(conn.getresponse(), f)
-        except (OSError, box.http.client.HTTPException):
+        except (OSError, sandboxes.http.client.HTTPException):
             self.cut()  # the sandbox went away under it
         finally:
             conn.close()
@@ -483,7 +489,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(502, {"sandboxId": sandbox, "message": "The sandbox was not found", "code": 502})
         if b.traffic and self.headers.get("e2b-traffic-access-token") != b.traffic:
             return self.answer(403, {"sandboxId": sandbox, "message": "traffic access token is missing or wrong", "code": 403})
-        conn = box.UnixConnection(b.socket)
+        conn = sandboxes.UnixConnection(b.socket)
         conn.connect()
         inner = conn.sock
         inner.sendall(b"CONNECT sandbox:%d HTTP/1.1\r\nX-Access-Token: %s\r\n\r\n" % (port, b.token.encode()))

@@ -39,7 +39,7 @@ Test(registry, not_configured_not_built_and_unknown_are_three_answers)
     cr_assert_eq(sg_backends_new(NULL, 0, &settings, &parts, &r, &err), 0);
     cr_expect_null(sg_backends_get(r, "local_bwrap", &err));
     cr_expect_str_eq(err.reason, "backend_not_configured");
-    cr_expect_null(sg_backends_get(r, "e2b", &err));
+    cr_expect_null(sg_backends_get(r, "modal", &err));
     cr_expect_str_eq(err.reason, "backend_not_built");
     cr_expect_null(sg_backends_get(r, "e3b", &err));
     cr_expect_str_eq(err.reason, "backend_unknown");

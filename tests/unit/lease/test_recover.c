@@ -174,6 +174,33 @@ Test(recover, leases_that_outlive_the_server_are_handed_over)
     }
 }
 
+Test(recover, a_lease_that_is_not_found_yet_is_neither_used_nor_over)
+{
+    struct sg_lease l = make_lease("acme", SG_LEASE_READY);
+    snprintf(l.provider, sizeof l.provider, "cloud");
+    l.expires_us = sg_wall_us() + 3600 * INT64_C(1000000);
+    put_lease(w.store, &l);
+    sg_lease_finish(&l);
+    struct sg_error err = {0};
+    struct adopter a = {0};
+    struct sg_recover how = {.outlives = outlives, .adopt = adopt, .arg = &a};
+    cr_assert_eq(sg_registry_recover(w.reg, &how, NULL, &err), 0);
+    struct sg_sandbox *sb = NULL;
+    cr_expect_lt(sg_entry_use_begin(a.entries[0], &sb, &err), 0);
+    cr_expect_eq(err.code, SG_UNAVAILABLE);
+    cr_expect_str_eq(err.reason, "recovering");
+    cr_expect_eq(state_of(a.entries[0]), SG_LEASE_READY);
+    sb = test_sandbox_new(&w);
+    sg_registry_adopted(w.reg, a.entries[0], sb);
+    test_sandbox_unref(sb);
+    cr_expect_eq(sg_entry_use_begin(a.entries[0], &sb, &err), 0);
+    test_sandbox_unref(sb);
+    sg_entry_use_end(a.entries[0], true);
+    sg_error_clear(&err);
+    cr_expect_eq(sg_registry_end_all(w.reg, SG_END_SHUTDOWN), 1);
+    sg_entry_unref(a.entries[0]);
+}
+
 Test(recover, an_adopted_lease_past_its_time_expires)
 {
     struct sg_lease l = make_lease("acme", SG_LEASE_READY);

@@ -59,6 +59,7 @@ class UnixConnection(http.client.HTTPConnection):
 
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         self.sock.connect(self.path)
 
 
@@ -81,7 +82,7 @@ class Box:
         os.makedirs(os.path.dirname(self.socket))
         self.popen = STARTER.submit(self.start).result()
         deadline = time.monotonic() + 20
-        while not os.path.exists(self.socket):
+        while not self.listens():
             if self.popen.poll() is not None or time.monotonic() > deadline:
                 self.destroy()
                 raise RuntimeError("the sandbox's daemon does not start")
@@ -94,10 +95,19 @@ class Box:
                 "--new-session", "--clearenv", "--setenv", "STANDIN_TOKEN", self.token,
                 "--setenv", "STANDIN_ENVS", json.dumps(self.spec.get("envVars") or {}),
                 "/usr/bin/python3", "-I", "/opt/standin/envd.py", "/run/envd"]
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={"PATH": os.environ["PATH"]})  # its own is seen inside
 
     def connect(self):
         return UnixConnection(self.socket)
+
+    def listens(self):
+        try:
+            c = self.connect()
+            c.connect()
+            c.close()
+            return True
+        except OSError:
+            return False
 
     def alive(self):
         return self.state == "running" and self.popen.poll() is None
