@@ -437,6 +437,17 @@ static int limit_v2(int cmds, const int64_t limits[SG_CTL_COUNT])
     return r;
 }
 
+/* What lies in sockets is counted apart there, and without a limit of its own not at all: a sandbox could have all that the machine
+ * gives to sockets. */
+static void limit_v1_sockets(int dir, int64_t memory)
+{
+    char text[32] = "-1";
+    if (memory > 0) {
+        snprintf(text, sizeof text, "%lld", (long long)memory / 4);
+    }
+    write_file(dir, "memory.kmem.tcp.limit_in_bytes", text); /* not there when the kernel is told not to count it */
+}
+
 static int limit_v1(int dir, enum sg_controller c, int64_t limit)
 {
     char text[64];
@@ -453,6 +464,7 @@ static int limit_v1(int dir, enum sg_controller c, int64_t limit)
     if (r == 0 && limit > 0) {
         write_file(dir, "memory.memsw.limit_in_bytes", text);
     }
+    limit_v1_sockets(dir, limit);
     return r;
 }
 

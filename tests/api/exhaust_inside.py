@@ -152,6 +152,27 @@ def memory_in_pipes(h):
 
 
 @attempt("memory")
+def memory_in_socket_buffers(h):
+    """What is sent and not received; of the machine's share for all sockets."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    block, kept, total = b"x" * MIB, [], 0
+    for _ in range(60):
+        try:
+            a = socket.create_connection(listener.getsockname(), timeout=1)
+            listener.settimeout(1)
+            kept.append((a, listener.accept()[0]))
+            a.setblocking(False)
+            a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MIB)
+            while True:
+                total += a.send(block)
+        except (BlockingIOError, TimeoutError):
+            pass
+        if h["counted"] and total > h["memory"]:
+            raise Hole(f"{total} bytes of {h['memory']}")
+    control(total > MIB, f"{total} bytes are under way")
+
+
+@attempt("memory")
 def memory_that_stays_locked(h):
     libc.mmap.restype = ctypes.c_void_p
     at = libc.mmap(None, 64 * MIB, 3, 0x22, -1, 0)
