@@ -15,6 +15,7 @@ struct field {
 struct reading {
     const char *p, *end;
     const char *method, *target;
+    char minor; /* of the version */
     size_t method_len, target_len;
     struct field fields[HEADERS_MAX];
     size_t n;
@@ -84,6 +85,7 @@ static int read_request_line(struct reading *r)
             return wrong(r, "the target has characters that do not belong into one");
         }
     }
+    r->minor = second[8];
     r->p = eol + 2;
     return 0;
 }
@@ -157,6 +159,9 @@ static int read_framing(struct reading *r, struct sg_egress_head *h)
             }
             if (f->value_len != 7 || strncasecmp(f->value, "chunked", 7) != 0) {
                 return wrong(r, "Transfer-Encoding is not chunked");
+            }
+            if (r->minor == '0') {
+                return wrong(r, "HTTP/1.0 has no Transfer-Encoding");
             }
             h->body = SG_EGRESS_BODY_CHUNKED;
         }
@@ -244,7 +249,7 @@ static int write_head(const struct reading *r, const struct sg_egress_head *h, c
     int bad = sg_buf_add(out, r->method, r->method_len);
     bad |= sg_buf_add(out, slash ? " /" : " ", slash ? 2 : 1);
     bad |= sg_buf_add(out, path, path_len);
-    bad |= sg_buf_addf(out, " HTTP/1.1\r\nHost: %s\r\n", host);
+    bad |= sg_buf_addf(out, " HTTP/1.%c\r\nHost: %s\r\n", r->minor, host); /* as the client understands */
     for (size_t i = 0; i < r->n; i++) {
         const struct field *f = &r->fields[i];
         if (!is_hop(r, f)) {

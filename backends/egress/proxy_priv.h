@@ -58,6 +58,7 @@ struct conn {
     struct sg_egress_chunks chunks;
     uint64_t left; /* of a body of known length */
     size_t lingered;
+    bool heard; /* the server has said something */
     struct lookups *looking; /* its lookup is under way, one reference; a CONN_RESOLVE without waits for its turn */
 
     struct sg_task resolved_task;

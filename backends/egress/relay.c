@@ -59,6 +59,7 @@ static int fill(struct conn *c, struct way *w)
     if (took < 0) {
         return -1;
     }
+    c->heard = c->heard || w == &c->down;
     w->off = 0;
     w->len = (size_t)took;
     atomic_fetch_add(w == &c->up ? &c->p->a.counters->bytes_out : &c->p->a.counters->bytes_in, (uint64_t)took);
@@ -92,7 +93,7 @@ static int flush(struct conn *c, struct way *w, size_t *sent)
 /* False: the connection is over. */
 static bool move(struct conn *c, struct way *w)
 {
-    for (size_t sent = 0; sent < TURN_BYTES;) {
+    for (size_t sent = 0;;) {
         int r = flush(c, w, &sent);
         if (r < 0 && w == &c->down) {
             return false;
@@ -106,13 +107,13 @@ static bool move(struct conn *c, struct way *w)
             break;
         }
         if (w->eof) {
-            if (!w->ended) {
+            if (!w->ended && (c->head.connect || w == &c->up)) { /* an answer may still have to take its place */
                 (void)shutdown(w->to->fd, SHUT_WR);
                 w->ended = true;
             }
             break;
         }
-        r = fill(c, w);
+        r = sent < TURN_BYTES ? fill(c, w) : 0; /* what is left comes as an event again; what has been read goes on, its end, too */
         if (r < 0) {
             return false;
         }
@@ -156,6 +157,10 @@ void relay_ready(struct conn *c)
         return;
     }
     bool answered = c->down.eof && c->down.len == 0;
+    if (answered && !c->head.connect && !c->heard) {
+        conn_answer(c, SG_EGRESS_UNREACHABLE, "the connection was closed without an answer");
+        return;
+    }
     if (answered && !c->head.connect) {
         relay_linger(c);
         return;
@@ -174,7 +179,9 @@ static int64_t idle_ms(const struct conn *c)
 void relay_timer(struct conn *c)
 {
     int64_t due = c->active_ms + idle_ms(c);
-    if (sg_now_ms() >= due) {
+    if (sg_now_ms() >= due && !c->head.connect && !c->heard) {
+        conn_answer(c, SG_EGRESS_TIMED_OUT, "no answer came");
+    } else if (sg_now_ms() >= due) {
         conn_end(c);
     } else {
         int64_t look = sg_now_ms() + HALF_IDLE_MS;

@@ -218,6 +218,8 @@ def test_commands_find_the_proxy_by_themselves(c, lease, sites):
     assert "NO_PROXY=localhost,127.0.0.1,::1\n" in env and "no_proxy=localhost,127.0.0.1,::1\n" in env
     out = python(c, lease, f"import urllib.request; print(urllib.request.urlopen('http://{sites['web'].name}/py', timeout=20).read().decode())")
     assert b"GET /py HTTP/1.1" in out
+    assert "GET /bb HTTP/1." in c.exec(lease, f"busybox wget -q -O - http://{sites['web'].name}/bb")["stdout"]
+    assert "GET /old HTTP/1.0" in c.exec(lease, f"curl -sS -0 -m 20 http://{sites['web'].name}/old")["stdout"]
 
 
 def test_the_lease_and_the_backend_say_so(server, c, lease):
@@ -261,6 +263,42 @@ print(len(got), hashlib.sha256(got).digest() == hashlib.sha256(data).digest())
     before = metric(c, "sandgate_egress_bytes_total", pool="default", direction="out")
     assert python(c, lease, text, timeout=60).split() == [b"8388608", b"True"]
     assert metric(c, "sandgate_egress_bytes_total", pool="default", direction="out") - before >= 8 << 20
+
+
+def sizes(s):
+    """Sends as many bytes as it is told, and closes."""
+    n = int(s.makefile("rb").readline())
+    s.sendall(b"x" * n)
+
+
+def test_the_end_of_a_download_comes_at_once_whatever_its_size():
+    site = Site(sizes)
+    with Server({"local_bwrap": {"size": 1, "egress": "restricted", "egress_allow": [site.name]}}) as s:
+        c = s.client()
+        text = f"""
+import socket, time
+for n in [*range(0, 1 << 20, 32768), *range(262144, 1 << 20, 1000), 50000000]:
+    s = socket.create_connection(("127.0.0.1", {PORT}), timeout=5)
+    s.sendall(b"CONNECT {site.name} HTTP/1.1\\r\\n\\r\\n%d\\n" % n)
+    got = 0
+    while True:
+        b = s.recv(1 << 20)
+        if not b: break
+        got += len(b)
+    assert got == n + 39, (n, got)
+print("all")
+"""
+        assert python(c, c.lease(), text, timeout=60) == b"all\n"
+    site.close()
+
+
+def test_a_server_that_says_nothing_is_an_error():
+    site = Site(lambda s: read_head(s))
+    with Server({"local_bwrap": {"size": 1, "egress": "restricted", "egress_allow": [site.name]}}) as s:
+        c = s.client()
+        p = problem(raw(c, c.lease(), [b"GET http://" + site.name.encode() + b"/ HTTP/1.1\r\n\r\n"])[0])
+        assert p["status"] == 502 and p["code"] == "egress_unreachable" and site.name in p["detail"], p
+    site.close()
 
 
 def test_bytes_behind_a_connect_belong_to_the_tunnel(c, lease, sites):
@@ -346,6 +384,7 @@ SMUGGLED = [
     b"GET http://@/ HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\nabc",
     b"GET http://@/ HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     b"GET http://@/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"GET http://@/ HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     b"GET http://@/ HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     b"GET http://@/ HTTP/1.1\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
     b"GET http://@/ HTTP/1.1\r\nA: b\r\n c: d\r\n\r\n",

@@ -15,7 +15,7 @@ from harness import SLOW
 from test_egress import PORT, connect, python, raw, status
 from world import HOST, METADATA, NAMES, OTHER, PRIVATE, SITE, World, WorldServer
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes network namespaces")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/dev/net/tun"), reason="makes network namespaces and devices")
 
 
 @pytest.fixture(scope="module")

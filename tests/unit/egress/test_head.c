@@ -45,7 +45,7 @@ Test(egress_head, is_rewritten)
     const char *why = NULL;
     cr_assert_eq(parse("PUT http://Example.COM:8080?q=1 HTTP/1.0\r\nhost: other\r\nCONNECTION: x-a , close\r\nX-A: 1\r\nX-B:  2 \r\nX-C:\r\nContent-Length: 7\r\n"
                        "Proxy-Connection: keep-alive\r\nTE: trailers\r\n\r\n", &h, out, sizeof out, &why), 0, "%s", why);
-    cr_expect_str_eq(out, "PUT /?q=1 HTTP/1.1\r\nHost: example.com:8080\r\nX-B: 2\r\nX-C: \r\nContent-Length: 7\r\nConnection: close\r\n\r\n");
+    cr_expect_str_eq(out, "PUT /?q=1 HTTP/1.0\r\nHost: example.com:8080\r\nX-B: 2\r\nX-C: \r\nContent-Length: 7\r\nConnection: close\r\n\r\n");
     cr_expect(!h.connect && h.port == 8080 && h.body == SG_EGRESS_BODY_LENGTH && h.length == 7);
     cr_assert_eq(parse("GET http://[2001:DB8::1]/a//b HTTP/1.1\r\n\r\n", &h, out, sizeof out, &why), 0);
     cr_expect_str_eq(out, "GET /a//b HTTP/1.1\r\nHost: [2001:db8::1]\r\nConnection: close\r\n\r\n");
