@@ -50,6 +50,7 @@ struct app {
     struct sg_repos *repos;
     struct sg_backends *backends;
     struct sg_names held;
+    struct sg_service_price *prices;
     struct sg_service *service;
     struct sg_auth *auth;
     struct sg_metrics *metrics;
@@ -427,6 +428,9 @@ static int build_service(struct app *a, struct sg_error *err)
                                                 .snapshot_max_bytes = c->snapshots.max_bytes,
                                                 .snapshot_total_bytes = c->snapshots.total_bytes,
                                                 .snapshot_max_per_tenant = c->snapshots.max_per_tenant}};
+    a->prices = sg_xcalloc(c->n_prices + 1, sizeof *a->prices);
+    for (size_t i = 0; i < c->n_prices; i++)
+        a->prices[i] = (struct sg_service_price){.backend = c->prices[i].name, .microusd = c->prices[i].microusd};
     a->metrics = sg_metrics_new(sg_routes, sg_routes_count);
     struct sg_service_parts parts = {.exec_ended = sg_metrics_exec_ended,
                                      .exec_ended_arg = a->metrics,
@@ -436,7 +440,9 @@ static int build_service(struct app *a, struct sg_error *err)
                                      .backends = a->backends,
                                      .repos = a->repos,
                                      .log = a->log,
-                                     .held_credentials = &a->held};
+                                     .held_credentials = &a->held,
+                                     .prices = a->prices,
+                                     .n_prices = c->n_prices};
     size_t lost = 0;
 
     if (sg_service_new(&sc, &parts, &a->service, err) < 0)
@@ -589,6 +595,7 @@ static void tear_down(struct app *a)
     sg_workq_free(a->workq);
     sg_store_free(a->store);
     sg_service_free(a->service);
+    free(a->prices);
     sg_reactor_free(a->reactor);
     sg_metrics_free(a->metrics);
     sg_auth_free(a->auth);

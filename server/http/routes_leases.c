@@ -384,7 +384,7 @@ static void extend_lease(struct sg_request *r, struct sg_api *api, struct sg_ent
     }
     struct wait_call *c = sg_xcalloc(1, sizeof *c);
     *c = (struct wait_call){.r = sg_req_ref(r), .api = api, .e = sg_entry_ref(e)};
-    if (sg_service_extend(api->service, e, ms, &(struct sg_store_done){extended, c}, &err) < 0)
+    if (sg_service_extend(api->service, sg_req_principal(r), e, ms, &(struct sg_store_done){extended, c}, &err) < 0)
         extended(c, &err);
     sg_error_clear(&err);
 }

@@ -14,7 +14,8 @@
 void sg_route_select(struct sg_request *r, void *app)
 {
     const struct sg_api *api = app;
-    const struct sg_selection_world world = {.who = sg_req_principal(r),
+    const struct sg_principal who = sg_service_with_budget(api->service, sg_req_principal(r));
+    const struct sg_selection_world world = {.who = &who,
                                              .registered = sg_service_candidates(api->service),
                                              .snapshot = sg_service_environment(api->service)};
     sg_cleanup(sg_json_p) json_t *body = NULL;

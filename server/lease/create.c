@@ -209,6 +209,7 @@ static bool write_failure(struct sg_entry *e, struct sg_store_op *with, const st
         return false;
     }
     struct sg_store_op *op = with != NULL ? with : sg_store_op_new();
+    sg_entry_settle(e, op);
     if (e->stored) {
         sg_store_op_lease_state(op, &e->lease);
         sg_entry_op_events(e, op, NULL, false, 0);

@@ -72,6 +72,9 @@ void sg_entry_end_written(void *arg, const struct sg_error *err)
 static void write_state(struct sg_entry *e, struct sg_store_op *op, unsigned how)
 {
     op = op != NULL ? op : sg_store_op_new();
+    if (e->lease.ended_us > 0) {
+        sg_entry_settle(e, op);
+    }
     sg_store_op_lease_state(op, &e->lease);
     sg_entry_op_events(e, op, NULL, false, 0);
     sg_entry_audit(e, op);
@@ -236,7 +239,8 @@ struct extension {
     struct sg_entry *entry;
     struct sg_store_done done;
     int64_t until_ms;
-    int64_t at_us; /* of its event */
+    int64_t at_us;   /* of its event */
+    int64_t on_hold; /* what it may cost */
 };
 
 static void set_expiry(struct sg_entry *e, int64_t until_ms)
@@ -256,6 +260,9 @@ static void extension_written(void *arg, const struct sg_error *err)
     if (err == NULL && x->until_ms > e->committed_expires_ms) {
         e->committed_expires_ms = x->until_ms;
     }
+    if (err != NULL) {
+        sg_entry_drop_hold(e, x->on_hold);
+    }
     /* What could not be written down was not granted. */
     if (e->extending == 0 && e->lease.state == SG_LEASE_READY && e->expires_ms != e->committed_expires_ms) {
         set_expiry(e, e->committed_expires_ms);
@@ -271,7 +278,7 @@ static void extension_written(void *arg, const struct sg_error *err)
 }
 
 /* Under the lock: 1 submitted, 0 nothing to change, -1. */
-static int extend(struct sg_entry *e, int64_t timeout_ms, const struct sg_store_done *done,
+static int extend(struct sg_entry *e, int64_t timeout_ms, const struct sg_budget_left *budget, const struct sg_store_done *done,
                   struct sg_after *a, struct sg_error *err)
 {
     int64_t now = sg_now_ms();
@@ -282,10 +289,14 @@ static int extend(struct sg_entry *e, int64_t timeout_ms, const struct sg_store_
     if (now + timeout_ms <= e->expires_ms) {
         return 0;
     }
+    const int64_t held_before = e->on_hold;
+    if (sg_entry_hold_price(e, budget->set, budget->microusd, now + timeout_ms - e->expires_ms, err) < 0) {
+        return -1;
+    }
     const int64_t before_ms = e->expires_ms;
     const int64_t before_us = e->lease.expires_us;
     struct extension *x = sg_xcalloc(1, sizeof *x);
-    *x = (struct extension){.entry = e, .done = *done, .until_ms = now + timeout_ms};
+    *x = (struct extension){.entry = e, .done = *done, .until_ms = now + timeout_ms, .on_hold = e->on_hold - held_before};
     set_expiry(e, x->until_ms);
     x->at_us = sg_wall_us();
     struct sg_store_op *op = sg_store_op_new();
@@ -296,6 +307,7 @@ static int extend(struct sg_entry *e, int64_t timeout_ms, const struct sg_store_
     e->extending++;
     if (sg_entry_submit(e, op, SG_STORE_DURABLE, extension_written, x, err) < 0) {
         e->extending--;
+        sg_entry_drop_hold(e, x->on_hold);
         e->expires_ms = before_ms;
         e->lease.expires_us = before_us;
         free(x);
@@ -304,13 +316,13 @@ static int extend(struct sg_entry *e, int64_t timeout_ms, const struct sg_store_
     return 1;
 }
 
-int sg_registry_extend(struct sg_registry *r, struct sg_entry *e, int64_t timeout_ms,
+int sg_registry_extend(struct sg_registry *r, struct sg_entry *e, int64_t timeout_ms, const struct sg_budget_left *budget,
                        const struct sg_store_done *done, struct sg_error *err)
 {
     struct sg_after after;
     sg_after_init(&after);
     pthread_mutex_lock(&r->lock);
-    int rc = extend(e, timeout_ms, done, &after, err);
+    int rc = extend(e, timeout_ms, budget, done, &after, err);
     pthread_mutex_unlock(&r->lock);
     sg_after_run(r, &after);
     if (rc == 0) {

@@ -319,6 +319,7 @@ void sg_entry_release_quota(struct sg_entry *e)
     if (e->held) {
         e->held = false;
         e->tenant->leases--;
+        sg_entry_drop_hold(e, e->on_hold); /* of one that came to nothing */
     }
 }
 

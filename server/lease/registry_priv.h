@@ -14,6 +14,7 @@ struct sg_tenant_use {
     char *name;
     size_t leases; /* that have a sandbox or are about to */
     size_t execs;
+    int64_t spent, on_hold; /* micro-dollars: of leases that ended, and for those that have not */
     UT_hash_handle hh;
 };
 
@@ -34,6 +35,7 @@ struct sg_entry {
     enum sg_end end; /* valid once end_begun, also of a recovered one that is releasing */
     bool end_begun;
     bool held;       /* counts against its tenant's quota */
+    int64_t on_hold; /* micro-dollars of its tenant's */
     bool stored;     /* its row is in the store */
     bool outlives;
     bool committing;    /* its row as a ready lease is being written */
@@ -115,6 +117,17 @@ void sg_entry_step_at(struct sg_entry *e, enum sg_lease_state to, const char *re
 void sg_entry_wake(struct sg_entry *e, struct sg_after *a);
 void sg_entry_release_quota(struct sg_entry *e);
 bool sg_entry_past_retention(const struct sg_entry *e);
+
+/* ---- spend.c: with the lock held, but for the last ---- */
+
+/* Holds what e costs in so long: SG_QUOTA_EXCEEDED (reason budget_exhausted) when that is more than the budget leaves. */
+int sg_entry_hold_price(struct sg_entry *e, bool budget_set, int64_t budget, int64_t ms, struct sg_error *err);
+/* Gives so much of it back. */
+void sg_entry_drop_hold(struct sg_entry *e, int64_t microusd);
+/* Once e has ended: what it cost takes the place of what was held. op: where that is written down, or NULL: nothing was asked for. */
+void sg_entry_settle(struct sg_entry *e, struct sg_store_op *op);
+/* Before anything is reserved. */
+int sg_registry_load_spent(struct sg_registry *r, struct sg_error *err);
 
 /* ---- events.c: with the lock held ---- */
 

@@ -87,6 +87,9 @@ void sg_store_op_answer(struct sg_store_op *op, const char *tenant, const char *
 /* Forgets it again, if it is lease_id's. */
 void sg_store_op_no_answer(struct sg_store_op *op, const char *tenant, const char *key, const char *lease_id);
 
+/* So much more has been spent for the tenant; micro-dollars. */
+void sg_store_op_spent(struct sg_store_op *op, const char *tenant, int64_t microusd);
+
 struct sg_store_done {
     /* On the store thread, without locks; err NULL: committed (and on the disk when durable). */
     void (*fn)(void *arg, const struct sg_error *err);
@@ -148,6 +151,9 @@ int sg_store_receipt(struct sg_store *s, const char *tenant, const char *id, cha
  * page, 0 when there is none; a page may be short before that. */
 int sg_store_audit(struct sg_store *s, const char *tenant, int64_t after, size_t limit, struct json_t **ret,
                    int64_t *ret_next, struct sg_error *err);
+
+/* What has been spent for each tenant, under a lock of the store. */
+int sg_store_spent(struct sg_store *s, void (*each)(void *arg, const char *tenant, int64_t microusd), void *arg, struct sg_error *err);
 
 /* ---- archives and snapshots: what is known of the files in which they are ---- */
 

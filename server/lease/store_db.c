@@ -32,6 +32,8 @@ static const char *const migrations[] = {
     sg_store_kept_schema,
     /* 4 */
     "CREATE TABLE audit_base(id INTEGER PRIMARY KEY CHECK(id = 1), line TEXT NOT NULL);",
+    /* 5 */
+    "CREATE TABLE spent(tenant TEXT PRIMARY KEY, microusd INTEGER NOT NULL) WITHOUT ROWID;",
 };
 
 static const char *const write_sql[SG_STMT_COUNT] = {
@@ -60,6 +62,7 @@ static const char *const write_sql[SG_STMT_COUNT] = {
         "INSERT OR REPLACE INTO answers(tenant, key, request_hash, lease_id, status, body, created_us)"
         " VALUES(?1,?2,?3,?4,?5,?6,?7)",
     [SG_STMT_NO_ANSWER] = "DELETE FROM answers WHERE tenant=?1 AND key=?2 AND lease_id=?3",
+    [SG_STMT_SPENT] = "INSERT INTO spent(tenant, microusd) VALUES(?1, ?2) ON CONFLICT(tenant) DO UPDATE SET microusd = microusd + ?2",
     [SG_STMT_PRUNE_FIND] =
         "SELECT id, tenant, idempotency_key FROM leases WHERE ended_us > 0 AND ended_us < ?1"
         " ORDER BY ended_us LIMIT 200",
@@ -98,6 +101,7 @@ static const char *const read_sql[SG_READ_COUNT] = {
     [SG_READ_KEPT_PAGE] = sg_store_kept_page_sql,
     [SG_READ_KEPT_ALL] = sg_store_kept_all_sql,
     [SG_READ_KEPT_COUNT] = sg_store_kept_count_sql,
+    [SG_READ_SPENT] = "SELECT tenant, microusd FROM spent",
     [SG_READ_AUDIT] =
         "SELECT seq, time_us, kind, tenant, lease_id, receipt_id, payload, mac FROM audit WHERE seq>?1"
         " ORDER BY seq",

@@ -147,6 +147,13 @@ void sg_store_op_answer(struct sg_store_op *op, const char *tenant, const char *
     r->num[1] = sg_wall_us();
 }
 
+void sg_store_op_spent(struct sg_store_op *op, const char *tenant, int64_t microusd)
+{
+    struct sg_row *r = sg_store_op_row(op, SG_ROW_SPENT);
+    sg_store_op_text(op, r, SG_K_TENANT, tenant);
+    r->num[0] = microusd;
+}
+
 void sg_store_op_no_answer(struct sg_store_op *op, const char *tenant, const char *key, const char *lease_id)
 {
     struct sg_row *r = sg_store_op_row(op, SG_ROW_NO_ANSWER);

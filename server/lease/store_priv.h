@@ -34,6 +34,7 @@ enum sg_row_kind {
     SG_ROW_AUDIT,
     SG_ROW_ANSWER,
     SG_ROW_NO_ANSWER,
+    SG_ROW_SPENT,
     SG_ROW_KEPT,
     SG_ROW_NOT_KEPT
 };
@@ -74,6 +75,7 @@ enum sg_stmt {
     SG_STMT_AUDIT,
     SG_STMT_ANSWER,
     SG_STMT_NO_ANSWER,
+    SG_STMT_SPENT,
     SG_STMT_PRUNE_FIND,
     SG_STMT_PRUNE_LEASE,
     SG_STMT_AUDIT_OLD,
@@ -100,6 +102,7 @@ enum sg_read_stmt {
     SG_READ_KEPT_PAGE,
     SG_READ_KEPT_ALL,
     SG_READ_KEPT_COUNT,
+    SG_READ_SPENT,
     SG_READ_COUNT
 };
 

@@ -299,3 +299,20 @@ int sg_store_audit(struct sg_store *s, const char *tenant, int64_t after, size_t
     }
     return result;
 }
+
+int sg_store_spent(struct sg_store *s, void (*each)(void *arg, const char *tenant, int64_t microusd), void *arg, struct sg_error *err)
+{
+    int rc;
+    pthread_mutex_lock(&s->read_lock);
+    sqlite3_stmt *st = s->reads[SG_READ_SPENT];
+    while ((rc = sqlite3_step(st)) == SQLITE_ROW) {
+        const char *tenant = (const char *)sqlite3_column_text(st, 0);
+        if (tenant != NULL) {
+            each(arg, tenant, sqlite3_column_int64(st, 1));
+        }
+    }
+    int result = rc == SQLITE_DONE ? 0 : read_failed(s, rc, err);
+    sqlite3_reset(st);
+    pthread_mutex_unlock(&s->read_lock);
+    return result;
+}

@@ -125,6 +125,14 @@ int sg_store_forget_answer(struct sg_store *s, const char *tenant, const char *k
     return sg_store_run(s, SG_STMT_NO_ANSWER);
 }
 
+static int write_spent(struct sg_store *s, const struct sg_row *r)
+{
+    sqlite3_stmt *st = s->stmts[SG_STMT_SPENT];
+    sg_store_bind_text(st, 1, r->text[SG_K_TENANT]);
+    sqlite3_bind_int64(st, 2, r->num[0]);
+    return sg_store_run(s, SG_STMT_SPENT);
+}
+
 static int write_row(struct sg_store *s, const struct sg_row *r, struct sg_audit_head *head)
 {
     switch (r->kind) {
@@ -140,6 +148,8 @@ static int write_row(struct sg_store *s, const struct sg_row *r, struct sg_audit
         return write_answer(s, r);
     case SG_ROW_NO_ANSWER:
         return sg_store_forget_answer(s, r->text[SG_K_TENANT], r->text[SG_K_KEY], r->text[SG_K_LEASE]);
+    case SG_ROW_SPENT:
+        return write_spent(s, r);
     case SG_ROW_KEPT:
         return sg_store_write_kept(s, r);
     case SG_ROW_NOT_KEPT:

@@ -98,3 +98,18 @@ void sg_lease_finish(struct sg_lease *l)
     sg_json_unref(l->metadata);
     memset(l, 0, sizeof *l);
 }
+
+int64_t sg_price_of(int64_t price_uh, int64_t ms)
+{
+    const int64_t hour_ms = 3600000;
+    if (price_uh <= 0 || ms <= 0) {
+        return 0;
+    }
+    return price_uh * (ms / hour_ms) + (price_uh * (ms % hour_ms) + hour_ms - 1) / hour_ms;
+}
+
+int64_t sg_lease_cost(const struct sg_lease *l)
+{
+    int64_t until_us = l->expires_us > 0 && l->expires_us < l->ended_us ? l->expires_us : l->ended_us;
+    return l->sandbox_id[0] != '\0' ? sg_price_of(l->terms->price_uh, (until_us - l->created_us) / 1000) : 0;
+}

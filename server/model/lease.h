@@ -41,7 +41,15 @@ struct sg_lease_terms {
     size_t n_services;
     int64_t timeout_ms;      /* > 0, effective */
     int64_t idle_timeout_ms; /* 0: none */
+    int64_t price_uh;        /* micro-dollars that an hour of it costs; 0: nothing, or not known */
 };
+
+#define SG_PRICE_MAX INT64_C(1000000000000) /* micro-dollars an hour */
+/* What so long costs at that price, rounded up; micro-dollars. */
+int64_t sg_price_of(int64_t price_uh, int64_t ms);
+/* What a lease that has ended has cost: from its creation until then, or until its time was over; nothing without a sandbox. */
+struct sg_lease;
+int64_t sg_lease_cost(const struct sg_lease *l);
 
 struct sg_lease_terms *sg_lease_terms_new(const char *tenant);
 struct sg_lease_terms *sg_lease_terms_ref(struct sg_lease_terms *t);

@@ -30,6 +30,21 @@ static json_t *caps_json(unsigned caps)
     return a;
 }
 
+/* What the driver and the service say of it, what an hour of it costs where that is known, and what all of it has cost once it ended. */
+static json_t *metadata_json(const struct sg_lease *l)
+{
+    if (l->terms->price_uh == 0) {
+        return l->metadata != NULL ? sg_json_ref(l->metadata) : json_object();
+    }
+    json_t *v = l->metadata != NULL ? json_copy(l->metadata) : json_object();
+    json_t *cost = json_pack("{s:f}", "usd_per_hour", (double)l->terms->price_uh / 1e6);
+    if (l->ended_us > 0) {
+        json_object_set_new(cost, "usd", json_real((double)sg_lease_cost(l) / 1e6));
+    }
+    json_object_set_new(v, "cost", cost);
+    return v;
+}
+
 json_t *sg_lease_json(const struct sg_lease *l, json_t *endpoints)
 {
     json_t *v = json_object();
@@ -42,7 +57,7 @@ json_t *sg_lease_json(const struct sg_lease *l, json_t *endpoints)
     bad |= json_object_set_new(v, "reason", text_or_null(l->reason));
     bad |= json_object_set_new(v, "endpoints", endpoints != NULL ? endpoints : json_object());
     bad |= json_object_set_new(v, "capabilities", caps_json(l->caps));
-    bad |= json_object_set_new(v, "metadata", l->metadata != NULL ? sg_json_ref(l->metadata) : json_object());
+    bad |= json_object_set_new(v, "metadata", metadata_json(l));
     bad |= json_object_set_new(v, "created_at", time_or_null(l->created_us));
     bad |= json_object_set_new(v, "expires_at", time_or_null(l->expires_us));
     bad |= json_object_set_new(v, "receipt_id", text_or_null(l->receipt_id));
@@ -99,6 +114,7 @@ json_t *sg_lease_terms_json(const struct sg_lease_terms *t)
     bad |= json_object_set_new(v, "services", services_json(t));
     bad |= json_object_set_new(v, "timeout_ms", json_integer(t->timeout_ms));
     bad |= json_object_set_new(v, "idle_timeout_ms", json_integer(t->idle_timeout_ms));
+    bad |= json_object_set_new(v, "price_uh", json_integer(t->price_uh));
     if (bad != 0) {
         sg_json_unref(v);
         return NULL;
@@ -210,6 +226,7 @@ int sg_lease_terms_parse(const json_t *v, struct sg_lease_terms **ret, struct sg
         sg_json_object(&r, "env", &env, err) < 0 || sg_json_array(&r, "services", &services, err) < 0 ||
         sg_json_int(&r, "timeout_ms", 0, INT64_MAX, &t->timeout_ms, err) < 0 ||
         sg_json_int(&r, "idle_timeout_ms", 0, INT64_MAX, &t->idle_timeout_ms, err) < 0 ||
+        sg_json_int(&r, "price_uh", 0, SG_PRICE_MAX, &t->price_uh, err) < 0 ||
         sg_json_end(&r, err) < 0 || read_env(env, &t->env, err) < 0 || read_services(services, t, err) < 0) {
         return -1;
     }

@@ -5,6 +5,7 @@ struct extension {
     struct sg_service *s;
     struct sg_entry *entry;
     int64_t timeout_ms;
+    struct sg_budget_left budget;
     struct sg_store_done done;
 };
 
@@ -15,16 +16,17 @@ static void provider_extended(void *arg, const struct sg_error *err)
 
     if (err)
         x->done.fn(x->done.arg, err);
-    else if (sg_registry_extend(x->s->leases, x->entry, x->timeout_ms, &x->done, &why) < 0)
+    else if (sg_registry_extend(x->s->leases, x->entry, x->timeout_ms, &x->budget, &x->done, &why) < 0)
         x->done.fn(x->done.arg, &why);
     sg_error_clear(&why);
     sg_entry_unref(x->entry);
     free(x);
 }
 
-int sg_service_extend(struct sg_service *s, struct sg_entry *e, int64_t timeout_ms, const struct sg_store_done *done,
-                      struct sg_error *err)
+int sg_service_extend(struct sg_service *s, const struct sg_principal *who, struct sg_entry *e, int64_t timeout_ms,
+                      const struct sg_store_done *done, struct sg_error *err)
 {
+    const struct sg_budget_left budget = {.set = who->budget_set, .microusd = who->budget_microusd};
     struct sg_sandbox *sb;
 
     if (timeout_ms <= 0)
@@ -37,10 +39,10 @@ int sg_service_extend(struct sg_service *s, struct sg_entry *e, int64_t timeout_
     if (!sb->driver->ops->extend) {
         sg_sandbox_unref(sb);
         sg_entry_use_end(e, false);
-        return sg_registry_extend(s->leases, e, timeout_ms, done, err);
+        return sg_registry_extend(s->leases, e, timeout_ms, &budget, done, err);
     }
     struct extension *x = sg_xcalloc(1, sizeof *x);
-    *x = (struct extension){.s = s, .entry = sg_entry_ref(e), .timeout_ms = timeout_ms, .done = *done};
+    *x = (struct extension){.s = s, .entry = sg_entry_ref(e), .timeout_ms = timeout_ms, .budget = budget, .done = *done};
     const struct sg_done extended = {.fn = provider_extended, .arg = x};
     int rc = sg_sandbox_extend(sb, timeout_ms, &extended, err);
     if (rc < 0) {

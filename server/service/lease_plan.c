@@ -77,10 +77,12 @@ static int decide(struct sg_creation *c, const struct sg_principal *who, struct 
                                         c->request.egress_given ? sg_egress_name(c->request.egress) : NULL,
                                     .local_pool = c->request.local_pool};
 
+    const struct sg_principal now = sg_service_with_budget(c->s, who);
+
     int rc = sg_policy_parse(c->request.policy, "policy", &policy, err);
     c->required_caps = policy.required_caps;
     if (rc == 0)
-        rc = sg_selection_cut(who, &c->s->candidates, &c->s->environment, &cands, &env, err);
+        rc = sg_selection_cut(&now, &c->s->candidates, &c->s->environment, &cands, &env, err);
     if (rc == 0 && c->snapshot_fd >= 0)
         sg_candidates_keep(&cands, c->snapshot.provider); /* it can be restored nowhere else */
     if (rc == 0)
@@ -89,6 +91,14 @@ static int decide(struct sg_creation *c, const struct sg_principal *who, struct 
     sg_candidates_finish(&cands);
     sg_environment_finish(&env);
     return rc;
+}
+
+static int64_t price_of(const struct sg_service *s, const char *backend)
+{
+    for (size_t i = 0; i < s->parts.n_prices; i++)
+        if (sg_streq(s->parts.prices[i].backend, backend))
+            return s->parts.prices[i].microusd < SG_PRICE_MAX ? s->parts.prices[i].microusd : SG_PRICE_MAX;
+    return 0;
 }
 
 static int find_snapshot(struct sg_creation *c, const struct sg_principal *who, struct sg_error *err)
@@ -144,6 +154,7 @@ int sg_creation_plan(struct sg_creation *c, const struct sg_principal *who, cons
     c->driver = sg_backends_get(c->s->parts.backends, c->decision.backend, &c->why);
     if (!c->driver)
         return -1;
+    c->terms->price_uh = price_of(c->s, c->decision.backend);
     struct sg_sandbox_spec spec = sg_creation_spec(c);
     return choose_repo(c, &c->why) < 0 || sg_driver_check(c->driver, &spec, &c->why) < 0 ? 1 : 0;
 }

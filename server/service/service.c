@@ -174,3 +174,12 @@ void sg_service_find(struct sg_service *s, const struct sg_principal *who, const
         free(f);
     }
 }
+
+struct sg_principal sg_service_with_budget(struct sg_service *s, const struct sg_principal *who)
+{
+    struct sg_principal p = *who;
+
+    if (p.budget_set)
+        p.budget_microusd -= sg_registry_spent(s->leases, p.tenant);
+    return p;
+}

@@ -35,6 +35,12 @@ struct sg_service_config {
 };
 
 /* All borrowed; they must outlive the service. */
+/* What an hour of a backend costs. */
+struct sg_service_price {
+    const char *backend;
+    int64_t microusd;
+};
+
 struct sg_service_parts {
     struct sg_reactor *reactor;
     struct sg_workq *workq;
@@ -45,6 +51,8 @@ struct sg_service_parts {
     const struct sg_names *held_credentials; /* names of the credentials this server has */
     bool budget_set;
     int64_t budget_microusd;
+    const struct sg_service_price *prices; /* of those that have one; borrowed for the life of the service */
+    size_t n_prices;
     /* MAY be NULL. A command has ended (r), or err: it was refused, not started, or its outcome is lost. Borrowed; any thread, no locks
      * held. */
     void (*exec_ended)(void *arg, const struct sg_exec_result *r, const struct sg_error *err);
@@ -70,6 +78,9 @@ const struct sg_service_parts *sg_service_parts(const struct sg_service *s);
 /* The registered backends as candidates, and what the server holds: what a selection without its own is made over. */
 const struct sg_candidates *sg_service_candidates(const struct sg_service *s);
 const struct sg_environment *sg_service_environment(const struct sg_service *s);
+
+/* The same caller with what is left of the budget, which is what decisions are made with. */
+struct sg_principal sg_service_with_budget(struct sg_service *s, const struct sg_principal *who);
 
 /* 0: store writable and one backend usable; -1 with the reason. */
 int sg_service_ready(struct sg_service *s, struct sg_error *err);
@@ -126,7 +137,7 @@ struct sg_wait_args {
 void sg_service_wait_for(struct sg_service *s, const struct sg_wait_args *a);
 
 /* timeout_ms <= 0: the default. SG_TIMEOUT_ABOVE_MAXIMUM. */
-int sg_service_extend(struct sg_service *s, struct sg_entry *e, int64_t timeout_ms, const struct sg_store_done *done,
+int sg_service_extend(struct sg_service *s, const struct sg_principal *who, struct sg_entry *e, int64_t timeout_ms, const struct sg_store_done *done,
                       struct sg_error *err);
 
 #endif

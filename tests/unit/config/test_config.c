@@ -210,7 +210,6 @@ Test(config, checks_between_keys)
         {"backends: {enabled: [moon]}", "backends.enabled"},
         {"backends: {enabled: [e2b]}", "backends.enabled"},
         {"local_bwrap: {egress: restricted}", "local_bwrap.egress"},
-        {"local_pools: [{name: b, egress: open}]", "local_pools"},
         {"prices: {moon: 1}", "prices"},
     };
     for (size_t i = 0; i < SG_COUNT_OF(cases); i++) {

@@ -190,7 +190,7 @@ Test(store, a_newer_schema_is_refused)
 {
     char *dir = temp_dir();
     sg_store_free(open_store(dir));
-    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 4);
+    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 5);
     (void)one_int(dir, "PRAGMA user_version=99");
     struct sg_store_config cfg = {.state_dir = dir};
     struct sg_store *s = NULL;
@@ -216,7 +216,7 @@ Test(store, a_migration_that_fails_changes_nothing)
     (void)one_int(dir, "DROP TABLE audit");
     sg_store_free(open_store(dir));
     sg_store_free(open_store(dir));
-    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 4);
+    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 5);
     remove_dir(dir);
 }
 
