@@ -292,6 +292,15 @@ uint64_t sg_admit_max_body(const struct sg_request *r)
     return max < r->http->cfg.body_memory ? max : r->http->cfg.body_memory; /* what never fits is not worth a repetition */
 }
 
+/* Nothing is unpacked here: a packed body would be taken for what it is not. */
+static int check_coding(const struct sg_request *r, struct sg_error *err)
+{
+    for (size_t i = 0; i < r->n_headers && !relayed(r); i++)
+        if (strcasecmp(r->headers[i].name, "Content-Encoding") == 0 && strcasecmp(r->headers[i].value, "identity") != 0)
+            return sg_error_field(err, SG_UNSUPPORTED_MEDIA_TYPE, "Content-Encoding", "bodies are taken as they are: send the bytes that are meant");
+    return 0;
+}
+
 static int check_body(struct sg_request *r, struct sg_error *err)
 {
     const struct sg_route *route = r->match.route;
@@ -302,6 +311,8 @@ static int check_body(struct sg_request *r, struct sg_error *err)
     if (json && sg_req_has_body(r) && !is_json_type(sg_req_header(r, "Content-Type")))
         return sg_error_field(err, SG_UNSUPPORTED_MEDIA_TYPE, "Content-Type",
                               "the body must be application/json");
+    if (route->body != SG_BODY_NONE && check_coding(r, err) < 0)
+        return -1;
     if (r->framing.length > max)
         return sg_error_set(err, SG_PAYLOAD_TOO_LARGE, "the body is larger than %llu bytes",
                             (unsigned long long)max);

@@ -103,6 +103,52 @@ json_t *sg_api_page(json_t *items, const char *cursor)
     return json_pack("{s:o, s:s?}", "items", items, "next_cursor", cursor);
 }
 
+/* Where a list goes on after the item of that key; -1: there is none. */
+static int place_after(const json_t *items, const char *key, const char *last, size_t *ret)
+{
+    const json_t *v;
+    size_t i;
+
+    json_array_foreach(items, i, v) {
+        if (sg_streq(json_string_value(json_object_get(v, key)), last)) {
+            *ret = i + 1;
+            return 0;
+        }
+    }
+    return -1;
+}
+
+static int page_of(struct sg_request *r, const json_t *items, const char *key, json_t **ret, struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *last = NULL;
+    size_t limit, first = 0;
+
+    if (sg_api_limit(r, &limit, err) < 0 || sg_api_cursor_key(r, &last, err) < 0)
+        return -1;
+    if (last && place_after(items, key, last, &first) < 0)
+        return sg_error_field(err, SG_INVALID_REQUEST, "cursor", "is not a next_cursor of this list");
+    json_t *page = json_array();
+    size_t n = json_array_size(items), end = limit < n - first ? first + limit : n;
+    for (size_t i = first; i < end; i++)
+        json_array_append_new(page, sg_json_ref(json_array_get(items, i)));
+    sg_cleanup(sg_free_p) char *cursor =
+        end < n ? sg_api_cursor(json_string_value(json_object_get(json_array_get(items, end - 1), key))) : NULL;
+    *ret = sg_api_page(page, cursor);
+    return 0;
+}
+
+void sg_api_respond_page(struct sg_request *r, json_t *items, const char *key)
+{
+    struct sg_error err = {0};
+    json_t *page = NULL;
+
+    if (items && page_of(r, items, key, &page, &err) < 0)
+        sg_api_fail(r, &err);
+    else
+        sg_respond_json(r, 200, page);
+    sg_json_unref(items);
+}
+
 int sg_api_limit(struct sg_request *r, size_t *ret, struct sg_error *err)
 {
     int64_t limit = 100;

@@ -43,6 +43,9 @@ void sg_api_base_url(const struct sg_request *r, const struct sg_api *api, char 
 
 /* A page: {items, next_cursor}; steals items. cursor NULL: null. */
 json_t *sg_api_page(json_t *items, const char *cursor);
+/* Answers with one page of a list that is all there and whose order stays the same; `key`: the member, a string, that tells its
+ * items apart. Steals items; NULL: memory is out. */
+void sg_api_respond_page(struct sg_request *r, json_t *items, const char *key);
 /* `limit` of a list, 1..1000, default 100. */
 int sg_api_limit(struct sg_request *r, size_t *ret, struct sg_error *err);
 /* Opaque cursors over a key: "c1" + hex. encode: caller frees. decode: 1 with *ret (caller frees), 0 without a cursor, -1. */

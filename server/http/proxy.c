@@ -59,14 +59,6 @@ static void pass_fields(struct proxy_call *c, const struct sg_h1_head *head)
     (void)sg_respond_header(c->r, "Content-Security-Policy", "sandbox");
 }
 
-static void answer_length_only(struct sg_request *r, const struct sg_h1_head *head)
-{
-    struct sg_pipe *nothing = sg_pipe_new(1);
-    sg_pipe_close(nothing);
-    sg_respond_pipe(r, head->status, NULL, nothing, (int64_t)head->length);
-    sg_pipe_unref(nothing);
-}
-
 /* ---- a switch of protocols ---- */
 
 /* From the service's 101 until the client's connection is the tunnel's no more. */
@@ -141,8 +133,8 @@ static void answered(void *arg, const struct sg_upstream_answer *a)
     } else if (a->pipe != NULL) {
         sg_respond_pipe(c->r, a->head->status, NULL, a->pipe, a->length);
         sg_pipe_unref(a->pipe);
-    } else if (sg_req_is_head(c->r) && a->head->has_length && a->head->length > 0) {
-        answer_length_only(c->r, a->head);
+    } else if ((sg_req_is_head(c->r) || a->head->status == 304) && a->head->has_length && a->head->length > 0) {
+        sg_respond_length(c->r, a->head->status, a->head->length);
     } else if (a->head->status == 204 || a->head->status == 304) {
         sg_respond_empty(c->r, a->head->status);
     } else {

@@ -237,6 +237,14 @@ void sg_respond_pipe(struct sg_request *r, int status, const char *content_type,
     give(r, a);
 }
 
+void sg_respond_length(struct sg_request *r, int status, uint64_t length)
+{
+    struct sg_pipe *nothing = sg_pipe_new(1);
+    sg_pipe_close(nothing);
+    sg_respond_pipe(r, status, NULL, nothing, (int64_t)length);
+    sg_pipe_unref(nothing);
+}
+
 void sg_respond_source(struct sg_request *r, int status, const char *content_type, const struct sg_body_source *source)
 {
     add_type(r, "Content-Type", content_type);

@@ -39,6 +39,8 @@ void sg_respond_cut(struct sg_request *r);
  * cut when the pipe fails or ends early. The pipe is stopped when the client goes away. */
 void sg_respond_pipe(struct sg_request *r, int status, const char *content_type, struct sg_pipe *p,
                      int64_t content_length);
+/* No body either, but its length: of HEAD, and of 304, which must not say another one than the 200 would have. */
+void sg_respond_length(struct sg_request *r, int status, uint64_t length);
 
 /* A trailer for the answer out of a pipe, before that ends; copied. It goes out if the answer is chunked; what could break the framing
  * is left out. Any thread. */

@@ -244,6 +244,8 @@ int sg_router_find(const struct sg_router *rt, const char *method, const char *p
         from += 3;
     if (!walk_to(&rt->root, from, &w))
         return sg_error_set(err, SG_NOT_FOUND, "there is nothing at %.*s", len > 200 ? 200 : (int)len, path);
+    if (sg_streq(method, "CONNECT")) /* also where any method is: what answers it with success has no end */
+        return sg_error_set(err, SG_NOT_IMPLEMENTED, "method CONNECT is not implemented");
     m->route = pick(&w, method);
     if (m->route) {
         name_params(&w, m);

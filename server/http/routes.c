@@ -9,7 +9,8 @@ const char *const sg_exec_types[] = {"application/json", "application/x-ndjson",
 
 const struct sg_route sg_routes[] = {
     {.method = "POST", .path = "/select", .operation_id = "select", .body = SG_BODY_JSON, .auth = SG_AUTH_TENANT, .handle = sg_route_select},
-    {.method = "GET", .path = "/backends", .operation_id = "listBackends", .auth = SG_AUTH_TENANT, .handle = sg_route_backends},
+    {.method = "GET", .path = "/backends", .operation_id = "listBackends", .auth = SG_AUTH_TENANT, .handle = sg_route_backends,
+     .query = QUERY("limit", "cursor")},
 
     {.method = "POST", .path = "/leases", .operation_id = "createLease", .body = SG_BODY_JSON_OPTIONAL, .auth = SG_AUTH_TENANT,
      .handle = sg_route_lease_create, .query = QUERY("wait")},
@@ -73,7 +74,8 @@ const struct sg_route sg_routes[] = {
      .query = QUERY("limit", "cursor")},
     {.method = "GET", .path = "/pools/{name}", .operation_id = "getPool", .auth = SG_AUTH_TENANT, .handle = sg_route_pool},
 
-    {.method = "GET", .path = "/slots", .operation_id = "listSlotPools", .auth = SG_AUTH_ADMIN, .handle = sg_route_slots},
+    {.method = "GET", .path = "/slots", .operation_id = "listSlotPools", .auth = SG_AUTH_ADMIN, .handle = sg_route_slots,
+     .query = QUERY("limit", "cursor")},
     {.method = "GET", .path = "/slots/{pool}", .operation_id = "getSlotPool", .auth = SG_AUTH_ADMIN, .handle = sg_route_slot_pool},
     {.method = "POST", .path = "/slots/{pool}/drain", .operation_id = "drainSlotPool", .auth = SG_AUTH_ADMIN, .handle = sg_route_slot_drain,
      .query = QUERY("slot")},

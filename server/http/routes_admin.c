@@ -14,7 +14,7 @@
 
 void sg_route_pools(struct sg_request *r, void *app SG_UNUSED)
 {
-    sg_respond_json(r, 200, sg_api_page(json_array(), NULL));
+    sg_api_respond_page(r, json_array(), "name");
 }
 
 void sg_route_pool(struct sg_request *r, void *app SG_UNUSED)
@@ -84,7 +84,7 @@ void sg_route_slots(struct sg_request *r, void *app)
     for (size_t i = 0; i < report.n; i++)
         json_array_append_new(items, slot_pool_json(&report.pools[i], false));
     sg_slot_report_finish(&report);
-    sg_respond_json(r, 200, sg_api_page(items, NULL));
+    sg_api_respond_page(r, items, "pool");
 }
 
 static void respond_slot_pool(struct sg_request *r, struct sg_api *api)

@@ -155,15 +155,11 @@ static int digest_header(struct sg_request *r, const char *name, struct sg_diges
 
 int sg_file_body_headers(struct sg_request *r, struct sg_digests *ret, struct sg_error *err)
 {
-    const char *coding = NULL, *range = NULL;
-    int has = single_header(r, "Content-Encoding", &coding, err);
+    const char *range = NULL;
 
     *ret = (struct sg_digests){0};
-    if (has < 0 || single_header(r, "Content-Range", &range, err) < 0)
+    if (single_header(r, "Content-Range", &range, err) < 0)
         return -1;
-    if (has && strcasecmp(coding, "identity") != 0)
-        return sg_error_field(err, SG_UNSUPPORTED_MEDIA_TYPE, "Content-Encoding",
-                              "bodies are stored as they are: send the bytes that the file shall have");
     if (range)
         return sg_error_field(err, SG_INVALID_REQUEST, "Content-Range", "a part of a file cannot be written");
     return digest_header(r, "Repr-Digest", ret, err) < 0 || digest_header(r, "Content-Digest", ret, err) < 0 ? -1 : 0;

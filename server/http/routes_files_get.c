@@ -171,7 +171,7 @@ static bool answer_condition(struct get_call *c)
     validator_headers(c->r, &c->src.stat);
     if (v == NOT_MODIFIED) {
         sg_respond_header(c->r, "Cache-Control", "no-cache");
-        sg_respond_empty(c->r, 304);
+        sg_respond_length(c->r, 304, c->max >= 0 && (uint64_t)c->max < c->src.stat.size ? (uint64_t)c->max : c->src.stat.size);
     } else {
         sg_error_set(&err, SG_PRECONDITION_FAILED, "the file is not in the state that the request asks for");
         sg_api_fail(c->r, &err);

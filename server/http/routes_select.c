@@ -69,7 +69,7 @@ void sg_route_backends(struct sg_request *r, void *app)
         view_of(row, d, &health[n], &views[n]);
         n++;
     }
-    sg_respond_json(r, 200, sg_backends_json(views, n, parts->held_credentials));
+    sg_api_respond_page(r, sg_backends_json(views, n, parts->held_credentials), "name");
     for (size_t i = 0; i < n; i++) {
         sg_names_finish(&views[i].facts.credentials);
         sg_error_clear(&health[i]);

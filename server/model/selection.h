@@ -125,8 +125,7 @@ struct sg_backend_view {
     bool registered;               /* enabled by the configuration */
     const struct sg_error *health; /* of a registered one: NULL is healthy, else why not */
 };
-/* {items: [{name, capabilities, tty, free, credentials: [{name, held}], built, registered, healthy, detail}],
- * next_cursor: null} in the order given. held: the credential names the server has. New value; NULL when
+/* [{name, capabilities, tty, free, credentials: [{name, held}], built, registered, healthy, detail}] in the order given. held: the credential names the server has. New value; NULL when
  * memory is out. */
 json_t *sg_backends_json(const struct sg_backend_view *v, size_t n, const struct sg_names *held);
 

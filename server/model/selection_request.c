@@ -172,5 +172,5 @@ json_t *sg_backends_json(const struct sg_backend_view *v, size_t n, const struct
             items = NULL;
         }
     }
-    return items ? json_pack("{s:o, s:n}", "items", items, "next_cursor") : NULL;
+    return items;
 }

@@ -304,6 +304,8 @@ def test_head_and_304_have_no_body(rig):
             assert got == status
             if path == "/length":
                 assert values(fields, "Content-Length") == ["12345"] and values(fields, "Content-Encoding") == ["gzip"]
+            if path == "/304":
+                assert values(fields, "Content-Length") in (["99"],) if not hasattr(rig, "gateway") else ([], ["99"])
             assert response(c)[::2] == (200, b"end"), path  # nothing stray in between
         assert up.connections < 4
 

@@ -51,7 +51,7 @@ Test(backends, the_value_shows_names_and_never_values)
     cr_assert_eq(sg_names_set(&v[1].facts.credentials, needs, NULL), 0);
     sg_cleanup(sg_json_p) json_t *value = sg_backends_json(v, 3, &held);
     sg_cleanup(sg_json_p) json_t *wanted = test_json_q(
-        "{'items':[{'name':'local_bwrap','capabilities':['exec','file_rw'],'tty':true,'free':true,'credentials':[],'"
+        "[{'name':'local_bwrap','capabilities':['exec','file_rw'],'tty':true,'free':true,'credentials':[],'"
         "built':true,"
         "'registered':true,'healthy':true,'detail':null},"
         "{'name':'modal','capabilities':['exec','file_rw'],'tty':false,'free':false,'credentials':[{'name':'MODAL_TOKEN_"
@@ -60,7 +60,7 @@ Test(backends, the_value_shows_names_and_never_values)
         "false,"
         "'detail':'no answer'},"
         "{'name':'e2b','capabilities':['exec','file_rw'],'tty':false,'free':false,'credentials':[],'built':false,"
-        "'registered':false,'healthy':null,'detail':null}],'next_cursor':null}");
+        "'registered':false,'healthy':null,'detail':null}]");
     sg_cleanup(sg_free_p) char *text = sg_json_dump(value, NULL);
     cr_assert(json_equal(value, wanted), "%s", text);
     sg_names_finish(&held);
