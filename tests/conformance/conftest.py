@@ -105,7 +105,7 @@ def shared(server, request):
     id = request.config.shared = c.lease(trajectory_id="shared", timeout_sec=3600)
     yield id
     request.config.shared = None
-    c.terminate(id)
+    server.client().terminate(id)  # not c: its connection has long been idle, and may be closed
 
 
 @pytest.fixture(autouse=True)
