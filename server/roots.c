@@ -3,10 +3,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,17 +33,37 @@ struct sg_roots {
 
 /* ---- one archive ---- */
 
+/* The signals that stop a server are blocked while it starts, which may take long here. */
+static bool told_to_stop(sigset_t *which)
+{
+    sigset_t pending;
+
+    sigemptyset(which);
+    sigaddset(which, SIGTERM);
+    sigaddset(which, SIGINT);
+    return sigpending(&pending) == 0 && (sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1);
+}
+
+static int stopped(struct sg_error *err)
+{
+    return sg_error_set(err, SG_SHUTTING_DOWN, "the server was told to stop before it was unpacked");
+}
+
 static int digest_of(int fd, char ret[SG_SHA256_HEX], struct sg_error *err)
 {
     struct sg_sha256_stream *sha = sg_sha256_begin();
     sg_cleanup(sg_free_p) char *piece = sg_xcalloc(PIECE, 1);
+    sigset_t which;
+    bool stop = false;
     ssize_t n;
 
-    while ((n = read(fd, piece, PIECE)) > 0 || (n < 0 && errno == EINTR))
+    while (!(stop = told_to_stop(&which)) && ((n = read(fd, piece, PIECE)) > 0 || (n < 0 && errno == EINTR)))
         sg_sha256_add(sha, piece, n > 0 ? (size_t)n : 0);
-    if (n == 0)
+    if (!stop && n == 0)
         sg_sha256_end(sha, ret);
     sg_sha256_free(sha);
+    if (stop)
+        return stopped(err);
     return n < 0 || lseek(fd, 0, SEEK_SET) < 0 ? sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot be read") : 0;
 }
 
@@ -71,18 +93,36 @@ _Noreturn static void unpack_child(const struct sg_roots *r, int fd, const char 
     _exit(rc < 0 ? 1 : 0);
 }
 
+/* Until the process that unpacks says something or ends. */
+static bool stopped_before_end(int in)
+{
+    sigset_t which;
+    bool stop = told_to_stop(&which);
+    sg_cleanup(sg_close_p) int signals = signalfd(-1, &which, SFD_CLOEXEC);
+    struct pollfd p[] = {{.fd = in, .events = POLLIN}, {.fd = signals, .events = POLLIN}};
+
+    while (!stop && poll(p, 2, -1) < 0 && errno == EINTR)
+        continue;
+    return stop || (p[0].revents == 0 && p[1].revents != 0);
+}
+
 /* 0, or why the process that unpacks has failed. */
 static int wait_for(pid_t pid, int in, struct sg_error *err)
 {
     char text[512];
     size_t len = 0;
     int status = 0;
+    bool stop = stopped_before_end(in);
 
+    if (stop)
+        (void)kill(pid, SIGKILL);
     for (ssize_t n = 1; n > 0 && len < sizeof text - 1; len += n > 0 ? (size_t)n : 0)
         n = read(in, text + len, sizeof text - 1 - len);
     text[len] = '\0';
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         continue;
+    if (stop)
+        return stopped(err);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return 0;
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)

@@ -465,6 +465,36 @@ def test_hostile_archives_stop_the_start(tmp_path, name):
         s.clean()
 
 
+@pytest.mark.parametrize("phase", ["read", "unpacked"])
+def test_a_start_that_takes_long_is_stopped(tmp_path, phase):
+    """Gigabytes to hash, or to write: SIGTERM does not wait for that, and nothing is left."""
+    head = tarfile.TarInfo("zeros")
+    head.size = 64 << 30
+    path = tmp_path / "large"
+    if phase == "read":
+        path.write_bytes(head.tobuf())
+        os.truncate(path, head.size + 2048)
+    else:
+        member = gzip.compress(bytes(64 << 20), 1)
+        path.write_bytes(gzip.compress(head.tobuf()) + member * 100)
+    s = Server({"local_bwrap": {"size": 1, "rootfs": str(path), "image_max_bytes": "65GiB"}})
+    p = subprocess.Popen(s.command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        if phase == "read":
+            wait_until(lambda: any(os.path.realpath(f"/proc/{p.pid}/fd/{n}") == str(path) for n in os.listdir(f"/proc/{p.pid}/fd")), what="the digest")
+        else:
+            wait_until(lambda: os.path.exists(os.path.join(s.state, "images", ".new", "zeros")), what="the unpacking")
+        p.terminate()
+        _, said = p.communicate(timeout=10 * SLOW)
+        assert p.returncode == 1 and "local_bwrap.rootfs" in said and "told to stop" in said, (p.returncode, said)
+        assert unpacked(s) == []
+    finally:
+        if p.poll() is None:
+            p.kill()
+            p.wait()
+        s.clean()
+
+
 def test_settings_that_lead_nowhere_stop_the_start(tmp_path, images):
     os.mkfifo(tmp_path / "fifo")
     bad = os.path.join(tmp_path, "dir")
