@@ -128,6 +128,12 @@ int sg_sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, c
     return d->ops->dial(sb, port, deadline_ms, done, err);
 }
 
+struct json_t *sg_sandbox_public_url(struct sg_sandbox *sb, uint16_t port)
+{
+    const struct sg_driver *d = sb->driver;
+    return d->ops->public_url != NULL ? d->ops->public_url(sb, port) : NULL;
+}
+
 struct json_t *sg_sandbox_metadata(struct sg_sandbox *sb)
 {
     const struct sg_driver *d = sb->driver;

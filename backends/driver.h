@@ -292,6 +292,9 @@ struct sg_driver_ops {
      * SG_ENDPOINT_TIMEOUT. */
     int (*dial)(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
                 struct sg_error *err);
+    /* MAY, instead of dial: where a port of it is reached from anywhere, as the provider has it: {url, headers}, a new object the caller
+     * owns. Nobody is asked, and nothing is checked. */
+    struct json_t *(*public_url)(struct sg_sandbox *sb, uint16_t port);
     /* MAY: local pools. */
     const struct sg_slot_ops *slots;
     /* MUST. Members of the lease's `metadata` that this sandbox adds (agent_isolation, tree_kill, limits_enforced, slot, ...);
@@ -330,6 +333,8 @@ int sg_sandbox_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, cons
 const struct sg_file_ops *sg_sandbox_files(struct sg_sandbox *sb, struct sg_error *err);
 int sg_sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
                     struct sg_error *err);
+/* NULL: its ports are reached through the server, if at all. */
+struct json_t *sg_sandbox_public_url(struct sg_sandbox *sb, uint16_t port);
 struct json_t *sg_sandbox_metadata(struct sg_sandbox *sb);
 
 #endif

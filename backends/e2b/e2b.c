@@ -14,6 +14,17 @@ static struct json_t *metadata(struct sg_sandbox *base)
     return json_pack("{s:s, s:s}", "isolation", "vm", "tree_kill", "subreaper");
 }
 
+static struct json_t *public_url(struct sg_sandbox *base, uint16_t port)
+{
+    const struct e2b_sandbox *sb = (const struct e2b_sandbox *)base;
+    json_t *headers = json_object();
+
+    if (sb->traffic)
+        json_object_set_new(headers, "e2b-traffic-access-token", json_string(sg_secret_expose(sb->traffic, NULL)));
+    sg_cleanup(sg_free_p) char *url = sg_xasprintf("https://%u-%s.%s/", (unsigned)port, base->id, sb->d->domain);
+    return json_pack("{s:s, s:o}", "url", url, "headers", headers);
+}
+
 static int health(struct sg_driver *base, struct sg_error *err)
 {
     return sg_origin_health(((struct e2b *)base)->api, err);
@@ -33,7 +44,7 @@ static int check(struct sg_driver *base, const struct sg_sandbox_spec *spec, str
     if (!spec->image && !d->template_name)
         return sg_error_field(err, SG_NOT_SUPPORTED, "image", "names no template of e2b, and this server has no default one (e2b.template)");
     if (spec->n_services > 0)
-        return sg_error_field(err, SG_NOT_SUPPORTED, "services", "of e2b are not reached through this server");
+        return sg_error_field(err, SG_NOT_SUPPORTED, "services", "of e2b are reached at the provider, and this server does not wait for them: start them, and ask for their endpoint");
     return 0;
 }
 
@@ -73,6 +84,7 @@ static const struct sg_driver_ops e2b_ops = {
     .sandbox_free = e2b_sandbox_free,
     .exec_start = e2b_exec,
     .files = &e2b_file_ops,
+    .public_url = public_url,
     .metadata = metadata,
     .health = health,
     .free = drop,

@@ -29,7 +29,8 @@ struct e2b_sandbox {
     struct sg_sandbox base;
     struct e2b *d;
     struct sg_fleet_member member;
-    struct sg_secret *token; /* of its daemon */
+    struct sg_secret *token;   /* of its daemon */
+    struct sg_secret *traffic; /* that opens its ports, or NULL: nothing keeps them shut */
     struct sg_env env;       /* behind base.env */
     char *root;
     _Atomic bool gone, checking;

@@ -41,6 +41,7 @@ void e2b_sandbox_free(struct sg_sandbox *base)
 
     sg_fleet_take_out(sb->d->fleet, &sb->member);
     sg_secret_free(sb->token);
+    sg_secret_free(sb->traffic);
     sg_env_finish(&sb->env);
     free(sb->root);
     struct e2b *d = sb->d;
@@ -59,6 +60,7 @@ static struct e2b_sandbox *sandbox_new(struct e2b *d, const json_t *told, const 
 {
     const char *id = json_string_value(json_object_get(told, "sandboxID"));
     const char *token = json_string_value(json_object_get(told, "envdAccessToken"));
+    const char *traffic = json_string_value(json_object_get(told, "trafficAccessToken"));
     const char *domain = json_string_value(json_object_get(told, "domain"));
 
     if (!id_ok(id) || !token || !token[0]) {
@@ -76,6 +78,7 @@ static struct e2b_sandbox *sandbox_new(struct e2b *d, const json_t *told, const 
     atomic_fetch_add(&d->refs, 1);
     sb->d = d;
     sb->token = sg_secret_new(token, strlen(token));
+    sb->traffic = traffic && traffic[0] ? sg_secret_new(traffic, strlen(traffic)) : NULL;
     sb->root = sg_xstrdup(root ? root : "/workspace");
     (void)sg_env_set(&sb->env, "HOME", "/home/user", NULL);
     (void)sg_env_set(&sb->env, "USER", "user", NULL);
@@ -582,8 +585,8 @@ static json_t *create_body(const struct e2b *d, const struct sg_sandbox_spec *sp
 
     for (size_t i = 0; spec->env && i < spec->env->n; i++)
         json_object_set_new(env, spec->env->vars[i].name, json_string(spec->env->vars[i].value));
-    json_t *body = json_pack("{s:s, s:I, s:{s:s, s:s}, s:o}", "templateID", spec->image ? spec->image : d->template_name, "timeout",
-                             (json_int_t)timeout_s, "metadata", "sandgate", d->server, "lease", spec->lease_id, "envVars", env);
+    json_t *body = json_pack("{s:s, s:I, s:{s:s, s:s}, s:o, s:{s:b}}", "templateID", spec->image ? spec->image : d->template_name, "timeout",
+                             (json_int_t)timeout_s, "metadata", "sandgate", d->server, "lease", spec->lease_id, "envVars", env, "network", "allowPublicTraffic", 0);
     if (body && spec->egress_given && spec->egress != SG_EGRESS_OPEN)
         json_object_set_new(body, "allow_internet_access", json_false());
     return body;

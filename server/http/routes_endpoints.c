@@ -6,15 +6,19 @@
 
 #define TTL_DEFAULT_MS (INT64_C(3600) * 1000)
 
-/* Where the backend cannot connect to ports of its sandboxes there is nothing to tell. */
-static int check_endpoints(struct sg_entry *e, struct sg_error *err)
+/* Where the backend cannot connect to ports of its sandboxes there is nothing to tell. ret_elsewhere, port (MAY be NULL and 0): where
+ * else a port is reached, if the provider has a place for it; the caller's. */
+static int check_endpoints(struct sg_entry *e, uint16_t port, json_t **ret_elsewhere, struct sg_error *err)
 {
     struct sg_sandbox *sb;
 
     if (sg_entry_use_begin(e, &sb, err) < 0)
         return -1;
     const struct sg_driver *d = sb->driver;
-    int rc = d->ops->dial ? 0 : sg_error_set(err, SG_NOT_SUPPORTED, "%s does not support connections into the sandbox", d->facts.name);
+    if (ret_elsewhere)
+        *ret_elsewhere = sg_sandbox_public_url(sb, port);
+    bool known = d->ops->dial || (ret_elsewhere && *ret_elsewhere);
+    int rc = known ? 0 : sg_error_set(err, SG_NOT_SUPPORTED, "%s does not support connections into the sandbox", d->facts.name);
     sg_sandbox_unref(sb);
     sg_entry_use_end(e, false); /* asking is not using */
     return rc;
@@ -23,13 +27,14 @@ static int check_endpoints(struct sg_entry *e, struct sg_error *err)
 static void get_endpoint(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
 {
     struct sg_error err = {0};
+    json_t *elsewhere = NULL;
     uint16_t port;
 
-    if (sg_api_port(r, "endpoint", &port, &err) < 0 || check_endpoints(e, &err) < 0) {
+    if (sg_api_port(r, "endpoint", &port, &err) < 0 || check_endpoints(e, port, &elsewhere, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }
-    sg_respond_json(r, 200, sg_api_endpoint(r, api, sg_entry_id(e), port, NULL));
+    sg_respond_json(r, 200, elsewhere ? elsewhere : sg_api_endpoint(r, api, sg_entry_id(e), port, NULL));
 }
 
 void sg_route_endpoint(struct sg_request *r, void *app)
@@ -77,7 +82,7 @@ static void issue(struct sg_request *r, struct sg_api *api, struct sg_entry *e)
     int64_t ttl_ms = TTL_DEFAULT_MS;
     uint16_t port = 0;
 
-    if (parse_issue(r, &port, &ttl_ms, &err) < 0 || check_endpoints(e, &err) < 0 || sg_service_endpoint_issue(api->service, e, port, ttl_ms, &g, &err) < 0) {
+    if (parse_issue(r, &port, &ttl_ms, &err) < 0 || check_endpoints(e, 0, NULL, &err) < 0 || sg_service_endpoint_issue(api->service, e, port, ttl_ms, &g, &err) < 0) {
         sg_api_fail(r, &err);
         return;
     }

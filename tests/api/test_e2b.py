@@ -1,11 +1,13 @@
 """E2B over its stand-in: nothing is paid for that nobody has, whatever the provider and the server do; and its key stays where it is."""
 import concurrent.futures
+import http.client
 import json
 import os
 import random
 import subprocess
 import sys
 import time
+import urllib.parse
 
 import pytest
 
@@ -58,6 +60,27 @@ def test_what_is_asked_of_the_provider(server, standin):
     assert 3600 < standin.state()["sandboxes"][0]["ends_in"] < 3700
     c.terminate(id)
     gone(standin)
+
+
+def test_a_port_is_reached_at_the_provider_with_its_token(server, standin):
+    c = server.client()
+    id = c.lease()
+    c.exec(id, "cd /tmp && echo hi > page && (python3 -m http.server 8000 >/dev/null 2>&1 &)")
+    r = c.get(f"/leases/{id}/endpoints/8000")
+    place = r.json()
+    host = urllib.parse.urlsplit(place["url"]).netloc
+    assert r.status == 200 and host == f"8000-{c.get(f'/leases/{id}').json()['sandbox_id']}.local.test", r
+
+    def ask(headers):
+        h = http.client.HTTPConnection("127.0.0.1", int(standin.url.rsplit(":", 1)[1]), timeout=10)
+        h.request("GET", "/page", headers={"Host": host, **headers})
+        r = h.getresponse()
+        return r.status, r.read()
+    assert ask({})[0] == 403, "nobody else gets there"
+    wait_until(lambda: ask(place["headers"]) == (200, b"hi\n"), 20)
+    for r in (c.post(f"/leases/{id}/endpoints", {"port": 8000}), c.get(f"/leases/{id}/proxy/8000/")):
+        assert r.status == 422 and r.code == "not_supported", r
+    c.terminate(id)
 
 
 @pytest.mark.parametrize("body, field", [({"limits": {"memory_max": "1GiB"}}, "limits"), ({"image": "no-such-template"}, "image"),

@@ -36,6 +36,7 @@ class Backend:
     links: bool = True      # files have links, modes that bind, and archives
     repo: bool = True       # manifest.repo works
     endpoints: bool = True  # services in a sandbox are reached through the server; public_url promises that to the selector
+    elsewhere: bool = False  # ... or at the provider, whose place for a port is told
     limits: bool = True     # limits may be asked for; else they are refused
     images: bool = False    # an image may be asked for; else that is refused
     # Whether this machine can run the row at all: None, or why not.
@@ -97,7 +98,7 @@ TABLE = [
     Backend("local_bwrap_busybox", "local_bwrap", on_busybox, LOCAL, tty=True),
     Backend("worktree", "worktree", lambda: serving("worktree"), BASICS | {"network"}, isolated=False, limits=False),
     Backend("docker", "docker", in_containers, LOCAL, tty=True, images=True, missing=engine.why_not),
-    Backend("e2b", "e2b", e2b, BASICS | {"network"}, links=False, repo=False, endpoints=False, limits=False, images=True),
+    Backend("e2b", "e2b", e2b, BASICS | {"network", "public_url"}, links=False, repo=False, endpoints=False, elsewhere=True, limits=False, images=True),
     Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False),
 ]
 

@@ -46,9 +46,14 @@ def test_no_terminal(box, backend):
 
 def test_no_endpoints(box, client, backend):
     """Without them public_url cannot be declared either."""
-    assert backend.endpoints or "public_url" not in backend.capabilities
+    assert backend.endpoints or backend.elsewhere or "public_url" not in backend.capabilities
     if not backend.endpoints:
-        for r in (client.get(f"{box.url}/endpoints/8000"), client.post(f"{box.url}/endpoints", {"port": 8000}), client.get(f"{box.url}/proxy/8000/")):
+        r = client.get(f"{box.url}/endpoints/8000")
+        if backend.elsewhere:
+            assert r.status == 200 and r.json()["url"].startswith("https://") and "/proxy/" not in r.json()["url"], r
+        else:
+            not_supported(r)
+        for r in (client.post(f"{box.url}/endpoints", {"port": 8000}), client.get(f"{box.url}/proxy/8000/")):
             not_supported(r)
 
 

@@ -43,7 +43,7 @@ class Standin:
 
     def config(self, **more):
         """Of a server whose E2B this is."""
-        return {"backends": {"enabled": ["e2b"]}, "e2b": {"api_url": self.url, "sandbox_url": self.url, "template": "base", **more}}
+        return {"backends": {"enabled": ["e2b"]}, "e2b": {"api_url": self.url, "sandbox_url": self.url, "domain": "local.test", "template": "base", **more}}
 
     @property
     def env(self):
