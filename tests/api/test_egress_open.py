@@ -358,6 +358,23 @@ def test_images_are_told_of_the_name_server_where_they_have_the_file(world, tmp_
             c.terminate(lease)
 
 
+def test_a_helper_that_fails_says_why(world):
+    programs = os.path.join(world.dir, "broken")
+    os.mkdir(programs)
+    with open(os.path.join(programs, "slirp4netns"), "w") as f:
+        f.write("#!/bin/sh\necho 'no luck today' >&2\nexit 3\n")
+    os.chmod(os.path.join(programs, "slirp4netns"), 0o755)
+    with WorldServer(world, {"local_bwrap": {"size": 1, "egress": "open"}}, tun=False, ready=False, env={"PATH": f"{programs}:{os.environ['PATH']}"}) as s:
+        c = s.client()
+        deadline = time.monotonic() + 20 * SLOW
+        slot = c.get("/slots/default").json()["items"][0]
+        while slot["state"] != "FAILED" and time.monotonic() < deadline:
+            time.sleep(0.05)
+            slot = c.get("/slots/default").json()["items"][0]
+        assert slot["state"] == "FAILED" and "the helper of its network ended: no luck today" in slot["last_error"], slot
+        assert c.get("/readyz").status == 503 and helpers(s) == []
+
+
 def refused_start(server):
     server.command_line = server.command()
     r = subprocess.run(server.command_line, capture_output=True, text=True, timeout=60, env={"PATH": server.env.get("PATH", os.environ["PATH"])})

@@ -127,9 +127,12 @@ class World:
 class WorldServer(Server):
     """A server that asks the world's name server. tun: the device is there for everybody, as on ordinary machines."""
 
-    def __init__(self, world, config, user=None, tun=True, **kw):
+    def __init__(self, world, config, user=None, tun=True, ready=True, **kw):
         super().__init__(config, user=user, **kw)
-        self.world, self.tun = world, tun
+        self.world, self.tun, self.ready = world, tun, ready
+
+    def start(self, ready=True):
+        return super().start(ready and self.ready)
 
     def command(self):
         script = f"mount --bind {self.world.resolv} /etc/resolv.conf && "

@@ -362,12 +362,16 @@ Test(hostile, lists_that_are_none)
 
 /* ---- sockets ---- */
 
-static bool offer_socket(int fd, uint64_t cookie)
+/* For a connection, or to listen at. */
+static bool offer_socket(bool to_listen, int fd, uint64_t cookie)
 {
     struct scene s;
     scene_start(&s, cookie);
     struct sg_dial_done done = {.fn = got_fd, .arg = &s.w};
-    cr_assert_eq(sg_agent_dial(s.b.agent, 9, sg_now_ms() + 2000, &done, NULL), 0);
+    if (to_listen)
+        cr_assert_eq(sg_agent_listen(s.b.agent, 61081, 1, &done, NULL), 0);
+    else
+        cr_assert_eq(sg_agent_dial(s.b.agent, 9, sg_now_ms() + 2000, &done, NULL), 0);
     struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = expect(s.sock, SG_AGENT_SOCKET)};
     send_msg(s.sock, &m, &fd, 1);
     bool good = true;
@@ -401,12 +405,16 @@ Test(hostile, sockets_of_another_kind)
     cr_assert_eq(connect(connected, (struct sockaddr *)&addr, addr_len), 0);
     fcntl(connected, F_SETFL, O_NONBLOCK);
     cr_assert_eq(getsockopt(good, SOL_SOCKET, 71 /* SO_NETNS_COOKIE */, &cookie, &len), 0);
-    cr_expect(offer_socket(good, cookie));
+    cr_expect(offer_socket(false, good, cookie));
     int bad[] = {udp, six, local, blocking, listening, connected, file};
-    for (size_t i = 0; i < SG_COUNT_OF(bad); i++)
-        cr_expect(!offer_socket(bad[i], cookie), "%zu", i);
+    for (size_t i = 0; i < SG_COUNT_OF(bad); i++) {
+        cr_expect(!offer_socket(false, bad[i], cookie), "%zu", i);
+        cr_expect(!offer_socket(true, bad[i], cookie), "%zu to listen at", i);
+    }
     int other = socket(AF_INET, SOCK_STREAM | on, 0);
-    cr_expect(!offer_socket(other, cookie + 1), "a socket of another network");
+    cr_expect(!offer_socket(false, other, cookie + 1), "a socket of another network");
+    cr_expect(!offer_socket(true, other, cookie + 1), "a socket of another network to listen at");
+    cr_expect(offer_socket(true, other, cookie));
     int all[] = {good, udp, six, local, blocking, listening, connected, file, other};
     for (size_t i = 0; i < SG_COUNT_OF(all); i++)
         close(all[i]);
