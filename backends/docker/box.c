@@ -47,6 +47,9 @@ void docker_sandbox_free(struct sg_sandbox *sb)
     }
     sg_agent_sandbox_finish(&b->base);
     sg_env_finish(&b->env);
+    sg_env_finish(&b->service_env);
+    free(b->command);
+    free(b->cwd);
     sg_error_clear(&b->why);
     sg_cancel_unref(b->cancel);
     sg_cancel_unref(b->pull);
@@ -236,7 +239,7 @@ static void agent_lost(void *arg, const struct sg_error *why)
 {
     struct box *b = arg;
     b = b->became != NULL ? b->became : b;
-    if (b->greeting != NULL) {
+    if (b->greeting != NULL || (b->state == BOX_MAKING && b->serving)) {
         make_failed(b, why);
     } else {
         box_lost(b, why);

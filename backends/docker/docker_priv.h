@@ -95,6 +95,16 @@ struct box {
     struct sg_timer timer;
     struct sg_error why; /* of a failure, until what there was of it is removed */
 
+    /* of a blackbox */
+    bool blackbox;
+    char *command;              /* of the lease; NULL: the image's */
+    char *cwd;                  /* of that; NULL: /workspace */
+    struct sg_env service_env;  /* of the lease */
+    struct sg_exec *service;    /* what starts it, while it does */
+    struct sg_task service_task;
+    bool serving, service_ok;
+    char service_why[160];
+
     /* ending */
     struct ending *endings; /* who waits */
     struct box *became; /* of a warm one: whose container it is now; that has a reference in `shell` */
@@ -195,8 +205,15 @@ bool make_take_inspect(struct box *b, const json_t *json);
 void make_await(struct box *b);
 /* Ends a make or a find that nobody wants any more. */
 void make_cancel(struct box *b);
+/* There is nothing left to do for b. */
+void make_done(struct box *b);
 /* Answers who asked. */
 void make_answer(struct box *b, const struct sg_error *err);
+
+/* ---- blackbox.c ---- */
+
+/* The agent of b is there: ends in make_done() or make_failed(). */
+void blackbox_start(struct box *b);
 
 /* ---- warm.c ---- */
 

@@ -103,15 +103,27 @@ void make_cancel(struct box *b)
 
 /* ---- the agent ---- */
 
+void make_done(struct box *b)
+{
+    if (!given_up(b)) {
+        b->state = b->warm ? BOX_WARM : BOX_READY;
+        make_answer(b, NULL);
+    }
+}
+
 void make_ready(struct box *b)
 {
     if (given_up(b)) {
         return;
     }
     sg_agent_sandbox_set(&b->base, sg_steal(&b->greeting));
-    b->state = b->warm ? BOX_WARM : BOX_READY;
     b->oom_fd = docker_oom_fd(b->pid);
-    make_answer(b, NULL);
+    if (b->blackbox) {
+        b->serving = true;
+        blackbox_start(b);
+    } else {
+        make_done(b);
+    }
 }
 
 static void connect_now(struct box *b)
@@ -389,10 +401,15 @@ int docker_create(struct sg_driver *drv, const struct sg_sandbox_spec *spec, str
     docker_apply(d, b, spec);
     b->body = docker_body(d, b);
     b->done = *done;
+    b->blackbox = spec->mode == SG_MODE_BLACKBOX;
+    b->command = spec->service_command != NULL ? sg_xstrdup(spec->service_command) : NULL;
     b->cancel = cancel != NULL ? sg_cancel_ref(cancel) : NULL;
     b->cancel_task.run = cancel_run;
     b->begin_task.run = begin;
     int rc = b->body == NULL ? sg_error_set(err, SG_NO_MEMORY, "no memory for a container") : 0;
+    if (rc == 0 && b->blackbox && spec->env != NULL) {
+        rc = sg_env_merge(&b->service_env, spec->env, err);
+    }
     if (rc == 0 && !docker_post(d, &b->begin_task)) {
         rc = sg_error_set(err, SG_SHUTTING_DOWN, "the server is shutting down");
     }

@@ -106,10 +106,6 @@ int docker_check(struct sg_driver *drv, const struct sg_sandbox_spec *spec, stru
     if (spec->local_pool != NULL && spec->local_pool[0] != '\0') {
         return sg_error_field(err, SG_NOT_SUPPORTED, "local_pool", "containers are of no local pool");
     }
-    if (spec->mode == SG_MODE_BLACKBOX) {
-        return sg_error_field(err, SG_NOT_SUPPORTED, "metadata.paddock_mode",
-                              "containers start no service by themselves here: ask for whitebox and start it with a command");
-    }
     if (spec->image == NULL && c->image == NULL) {
         return sg_error_field(err, SG_NOT_SUPPORTED, "image", "name an image: there is no default one (docker.image)");
     }

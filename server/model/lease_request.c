@@ -186,6 +186,13 @@ static int parse_acquire_timeout(struct sg_json_reader *r, struct sg_lease_reque
     return sg_json_seconds_ms(r, "acquire_timeout", TIMEOUT_CEILING_MS, &q->acquire_timeout_ms, err);
 }
 
+static int check_env_args(const struct sg_lease_request *q, struct sg_error *err)
+{
+    const json_t *v = json_object_get(q->env_args, "sandbox_cmd");
+
+    return !v || json_is_string(v) ? 0 : sg_error_field(err, SG_INVALID_REQUEST, "env_args.sandbox_cmd", "must be a text, which a shell runs");
+}
+
 static int parse_members(struct sg_json_reader *r, struct sg_lease_request *q, struct sg_error *err)
 {
     json_t *v;
@@ -193,7 +200,7 @@ static int parse_members(struct sg_json_reader *r, struct sg_lease_request *q, s
     if (take_text(r, "trajectory_id", 256, &q->trajectory_id, err) < 0 || take_text(r, "pool", 64, &q->pool, err) < 0 ||
         take_text(r, "local_pool", 64, &q->local_pool, err) < 0 || take_text(r, "image", 512, &q->image, err) < 0 ||
         take_text(r, "env_type", 64, &q->env_type, err) < 0 || take_object(r, "overrides", &q->overrides, err) < 0 ||
-        take_object(r, "policy", &q->policy, err) < 0 || take_object(r, "env_args", &q->env_args, err) < 0)
+        take_object(r, "policy", &q->policy, err) < 0 || take_object(r, "env_args", &q->env_args, err) < 0 || check_env_args(q, err) < 0)
         return -1;
     if (parse_manifest(r, q, err) < 0 || parse_services(r, q, err) < 0 || parse_mode(r, q, err) < 0 ||
         parse_limits(r, q, err) < 0 || parse_egress(r, q, err) < 0 || parse_acquire_timeout(r, q, err) < 0)

@@ -20,6 +20,7 @@ struct sg_sandbox_spec sg_creation_spec(const struct sg_creation *c)
         .services = c->terms->services,
         .n_services = c->terms->n_services,
         .image = q->image,
+        .service_command = json_string_value(json_object_get(q->env_args, "sandbox_cmd")),
         .root = c->terms->root,
         .repo_name = c->repo ? c->repo : q->manifest.repo_name,
         .repo_ref = q->manifest.repo_ref,

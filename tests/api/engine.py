@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import threading
 import time
+import urllib.parse
 
 IMAGE = "sandgate-test:busybox"
 BUSYBOX = "/usr/bin/busybox"  # Debian's busybox-static has it in /bin on some releases
@@ -113,9 +114,11 @@ class Engine:
         except ValueError:
             return r.status, text.decode(errors="replace")
 
-    def load(self, image=IMAGE, files=()):
+    def load(self, image=IMAGE, files=(), changes=()):
+        """changes: as in a Dockerfile."""
         repo, tag = image.split(":")
-        status, answer = self.call("POST", f"/images/create?fromSrc=-&repo={repo}&tag={tag}", image_tar(files), "application/x-tar")
+        query = urllib.parse.urlencode({"fromSrc": "-", "repo": repo, "tag": tag, "changes": changes}, doseq=True)
+        status, answer = self.call("POST", f"/images/create?{query}", image_tar(files), "application/x-tar")
         assert status == 200 and "error" not in str(answer), answer
 
     def containers(self):

@@ -89,8 +89,6 @@ def test_images_and_limits_are_the_operators(engine, client):
     for egress, code in (("open", "pool_refused"), ("restricted", "not_supported")):
         r = client.post("/leases", {"network_egress_class": egress})
         assert r.status == 422 and r.code == code and r.json()["field"] == "network_egress_class", r
-    r = client.post("/leases", {"metadata": {"paddock_mode": "blackbox"}})
-    assert r.status == 422 and r.code == "not_supported", r
     assert engine.containers() == before
 
 
@@ -188,6 +186,39 @@ def test_a_running_command_ends_with_its_container(engine, server):
         wait_until(lambda: client.get(f"/leases/{lease}/files/stat?path=up").status == 200)
         engine.call("POST", f"/containers/{name(lease)}/kill")
         assert r.result(30).status == 410, r.result()
+
+
+# ---- blackboxes ----
+
+SERVICE = "mkdir -p /tmp/www; echo up > /tmp/www/health; echo $WHO > /tmp/www/who; echo begun; exec busybox httpd -f -p 127.0.0.1:8080 -h /tmp/www"
+
+
+def blackbox(command, **more):
+    return dict({"metadata": {"paddock_mode": "blackbox"}, "services": [{"name": "blackbox", "port": 8080, "health_path": "/health"}],
+                 "env": {"WHO": "me"}, "acquire_timeout": 10, **({"env_args": {"sandbox_cmd": command}} if command else {})}, **more)
+
+
+def test_a_blackbox_serves_and_outlives_the_server(engine):
+    engine.load("sandgate-test:serving", changes=[
+        'ENTRYPOINT ["/bin/sh", "-c"]', 'CMD ["mkdir /tmp/w; echo of $PWD > /tmp/w/health; exec httpd -f -p 8080 -h /tmp/w"]', "WORKDIR /etc"])
+    with serve(engine, images_allowed=["sandgate-test:serving"]) as s:
+        c = s.client()
+        lease = c.lease(**blackbox(None, image="sandgate-test:serving"))
+        assert c.get(f"/leases/{lease}/proxy/8080/health").body == b"of /etc\n"
+        c.terminate(lease)
+        r = s.client().post("/leases", blackbox(SERVICE))
+        assert r.status == 201, r
+        lease, url = r.json()["id"], f"/leases/{r.json()['id']}/proxy/8080/who"
+        assert "blackbox" in r.json()["endpoints"] and s.client().get(url).body == b"me\n"
+        wait_until(lambda: s.client().read(lease, "/tmp/service.log").body == b"begun\n")
+        s.kill9()
+        s.start()
+        wait_until(lambda: s.client().get(url).body == b"me\n", 20)
+        for body, word in ((blackbox("exit 3", acquire_timeout=1), "service_not_ready"), (blackbox(None), "service_not_ready")):
+            r = s.client().post("/leases", body)
+            assert r.status == 503 and r.json()["reason"] == word, r
+        assert s.client().post("/leases", blackbox(None, env_args={"sandbox_cmd": ["x"]})).json()["field"] == "env_args.sandbox_cmd"
+        assert [n for n in ours(engine) if "lease" in n] == [name(lease)]
 
 
 # ---- the server dies ----
