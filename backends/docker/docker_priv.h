@@ -39,6 +39,7 @@ struct docker {
     bool closed;  /* nothing is posted any more */
     bool stepped; /* close_task has run */
     unsigned api; /* minor of the version spoken; 0: not known yet */
+    atomic_bool podman; /* known with it */
     bool well;
     struct sg_error why_not; /* when it is not well */
 

@@ -150,6 +150,7 @@ static void pinged(void *arg, const struct sg_net_response *r, const struct sg_e
         finish(k);
         return;
     }
+    k->d->podman = sg_net_header(r, "Libpod-Api-Version") != NULL;
     unsigned api = theirs < DOCKER_API_MAX ? theirs : DOCKER_API_MAX;
     (void)pthread_mutex_lock(&k->d->lock);
     k->d->api = api;

@@ -187,6 +187,17 @@ void make_await(struct box *b)
 
 /* ---- the container ---- */
 
+/* Podman says what it has added itself as if it were the image's. */
+static bool podmans(const char *name)
+{
+    static const char *const names[] = {"container", "HOSTNAME", "HOME", "TERM"};
+    bool is = false;
+    for (size_t i = 0; i < SG_COUNT_OF(names); i++) {
+        is = is || sg_streq(names[i], name);
+    }
+    return is;
+}
+
 /* What an image sets for its programs holds for commands, too; its PATH is better than ours. */
 static void take_env(struct box *b, const json_t *env)
 {
@@ -200,6 +211,9 @@ static void take_env(struct box *b, const json_t *env)
             continue;
         }
         sg_cleanup(sg_free_p) char *name = sg_xstrndup(s, (size_t)(eq - s));
+        if (b->d->podman && podmans(name)) {
+            continue;
+        }
         (void)sg_env_set(&b->env, name, eq + 1, NULL); /* one that is no name of a variable is left out */
     }
 }

@@ -2,11 +2,15 @@
 #include "backends/docker/docker_priv.h"
 
 #include <stdio.h>
+#include <sys/resource.h>
 
 #include "base/json.h"
 #include "base/str.h"
 
 #define HOME_SHARE 4 /* home and /tmp have this part of the disk each */
+#define PODMAN_FILES 1024
+#define PODMAN_FILES_HARD 1048576
+#define PODMAN_PROCESSES 32768 /* of all containers' commands together: what it has itself; pids is the limit of each */
 #define DISK_OF_MEMORY 2 /* the disk is memory: /workspace is at most this part of it, unless a lease says otherwise */
 
 bool sg_docker_user_parse(const char *s, uint32_t *uid, uint32_t *gid)
@@ -142,19 +146,18 @@ void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox
 
 /* ---- the body ---- */
 
-static json_t *tmpfs(int64_t bytes, const char *mode, const char *more)
+static json_t *tmpfs(int64_t bytes, const char *mode)
 {
-    sg_cleanup(sg_free_p) char *s = sg_xasprintf("rw,exec,nosuid,nodev,size=%lld,mode=%s%s", (long long)bytes, mode, more);
+    sg_cleanup(sg_free_p) char *s = sg_xasprintf("rw,exec,nosuid,nodev,size=%lld,mode=%s", (long long)bytes, mode);
     return json_string(s);
 }
 
-/* Where the image has such a directory its owner and mode win; the agent puts that right. */
-static json_t *writable(const struct docker *d, const struct box *b)
+/* The owner is the agent's to set: where the image has such a directory its own wins, and not all engines know uid= here. */
+static json_t *writable(const struct box *b)
 {
-    sg_cleanup(sg_free_p) char *owner = sg_xasprintf(",uid=%u,gid=%u", d->cfg.uid, d->cfg.gid);
     int64_t disk = b->limits.disk_bytes;
-    return json_pack("{s:o, s:o, s:o}", "/workspace", tmpfs(disk, "0755", owner), "/home/sandbox",
-                     tmpfs(disk / HOME_SHARE, "0755", owner), "/tmp", tmpfs(disk / HOME_SHARE, "1777", owner));
+    return json_pack("{s:o, s:o, s:o}", "/workspace", tmpfs(disk, "0755"), "/home/sandbox",
+                     tmpfs(disk / HOME_SHARE, "0755"), "/tmp", tmpfs(disk / HOME_SHARE, "1777"));
 }
 
 static json_t *mounts(const struct docker *d, const struct box *b)
@@ -166,16 +169,35 @@ static json_t *mounts(const struct docker *d, const struct box *b)
                      "Type", "bind", "Source", run, "Target", "/.sandgate/run");
 }
 
+static json_int_t lower(rlim_t own, json_int_t most)
+{
+    return own < (rlim_t)most ? (json_int_t)own : most;
+}
+
+/* Podman would else raise them to what a host without the right to do so refuses, and start nothing. */
+static json_t *podman_ulimits(void)
+{
+    struct rlimit files = {0}, processes = {0};
+    (void)getrlimit(RLIMIT_NOFILE, &files);
+    (void)getrlimit(RLIMIT_NPROC, &processes);
+    json_int_t n = lower(processes.rlim_max, PODMAN_PROCESSES);
+    return json_pack("[{s:s, s:I, s:I}, {s:s, s:I, s:I}]", "Name", "nofile", "Soft", lower(files.rlim_max, PODMAN_FILES), "Hard",
+                     lower(files.rlim_max, PODMAN_FILES_HARD), "Name", "nproc", "Soft", n, "Hard", n);
+}
+
 /* SETUID, SETGID and KILL are the agent's for good; what the others do is done before it listens, and then they are dropped. Commands
  * have none of them, and cannot get any. */
 static json_t *host_config(const struct docker *d, const struct box *b)
 {
     json_t *h = json_pack("{s:o, s:o, s:b, s:[s], s:[s,s,s,s,s], s:[s], s:s, s:b, s:s, s:s, s:{s:s}, s:{s:s}}", "Mounts", mounts(d, b), "Tmpfs",
-                          writable(d, b), "ReadonlyRootfs", 1, "CapDrop", "ALL", "CapAdd", "SETUID", "SETGID", "KILL", "CHOWN",
+                          writable(b), "ReadonlyRootfs", 1, "CapDrop", "ALL", "CapAdd", "SETUID", "SETGID", "KILL", "CHOWN",
                           "DAC_OVERRIDE", "SecurityOpt", "no-new-privileges", "NetworkMode", b->egress == SG_EGRESS_OPEN ? d->cfg.network : "none", "Init", 0,
                           "IpcMode", "private", "CgroupnsMode", "private", "RestartPolicy", "Name", "no", "LogConfig", "Type", "none");
     if (h == NULL) {
         return NULL;
+    }
+    if (d->podman) {
+        (void)json_object_set_new(h, "Ulimits", podman_ulimits());
     }
     if (b->limits.memory_bytes > 0) {
         (void)json_object_set_new(h, "Memory", json_integer(b->limits.memory_bytes));

@@ -75,9 +75,13 @@ def on_busybox():
 
 
 @contextlib.contextmanager
-def in_containers():
-    with engine.engine() as e, serving("docker", docker={"host": e.host, "image": engine.IMAGE, "images_allowed": [], "pull": False}) as s:
+def in_containers(kind=engine.Engine, image=engine.IMAGE):
+    with engine.engine(kind=kind) as e, serving("docker", docker={"host": e.host, "image": image, "images_allowed": [], "pull": False}) as s:
         yield s
+
+
+def in_podman():
+    return in_containers(engine.Podman, engine.Podman.image)
 
 
 @contextlib.contextmanager
@@ -98,6 +102,7 @@ TABLE = [
     Backend("local_bwrap_busybox", "local_bwrap", on_busybox, LOCAL, tty=True),
     Backend("worktree", "worktree", lambda: serving("worktree"), BASICS | {"network"}, isolated=False, limits=False),
     Backend("docker", "docker", in_containers, LOCAL, tty=True, images=True, missing=engine.why_not),
+    Backend("podman", "docker", in_podman, LOCAL, tty=True, images=True, missing=engine.why_no_podman),
     Backend("e2b", "e2b", e2b, BASICS | {"network", "public_url"}, links=False, repo=False, endpoints=False, elsewhere=True, limits=False, images=True),
     Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False),
 ]
