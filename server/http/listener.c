@@ -151,8 +151,11 @@ static void on_completed(void *cls, struct MHD_Connection *mhd, void **con_cls,
 {
     struct sg_request *r = *con_cls;
     (void)cls;
-    (void)mhd;
     *con_cls = NULL;
+    /* The library forgets a connection whose chunked answer was cut until something makes it look at it once more, which can be for as
+     * long as an older connection is idle. Those with a time of their own are looked at each turn, and a turn is due when that is up. */
+    if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK)
+        (void)MHD_set_connection_option(mhd, MHD_CONNECTION_OPTION_TIMEOUT, 1U);
     if (r)
         sg_exchange_completed(r, how);
 }

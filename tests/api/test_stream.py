@@ -209,6 +209,22 @@ def test_two_hundred_clients_that_leave():
         assert c.exec(a, "pgrep yes")["stdout"] == ""
 
 
+def test_who_left_is_forgotten_while_others_are_idle():
+    """Nobody asks for anything meanwhile; an older connection is open all the time."""
+    with Server({"local_bwrap": {"size": 1}}) as s:
+        c = s.client()
+        id = c.lease()
+        detach(c, id, "sleep 60", exec_id="quiet")
+        for _ in range(20):
+            c.exec(id, "true")
+        before = s.descriptors()
+        for i in range(24):
+            way = i % 4
+            with follow(s, id, "quiet") if way == 3 else run(s, id, ["yes", "sleep 60", "echo x; sleep 60"][way], [NDJSON, SSE][i // 4 % 2]) as st:
+                next(st.events())
+        wait_until(lambda: s.descriptors() <= before, 10, "the end of their connections")
+
+
 # ---- detached ----
 
 def test_finished_means_that_the_output_is_complete(server, lease, soak):
