@@ -45,6 +45,11 @@ int sg_driver_health(struct sg_driver *d, struct sg_error *err)
     return d->ops->health != NULL ? d->ops->health(d, err) : 0;
 }
 
+int sg_driver_reload(struct sg_driver *d, struct sg_error *err)
+{
+    return d->ops->reload != NULL ? d->ops->reload(d, err) : 0;
+}
+
 struct sg_driver *sg_driver_free(struct sg_driver *d)
 {
     if (d != NULL) {

@@ -302,6 +302,8 @@ struct sg_driver_ops {
     struct json_t *(*metadata)(struct sg_sandbox *sb);
     /* MUST. Usable now, from background knowledge only (no probe): 0, or -1 with the reason. */
     int (*health)(struct sg_driver *d, struct sg_error *err);
+    /* MAY: reads its credentials again. -1: it keeps those that it has. */
+    int (*reload)(struct sg_driver *d, struct sg_error *err);
     /* MUST. Everything of the driver ends; all sandboxes are gone when it returns. May block (shutdown only). */
     void (*free)(struct sg_driver *d);
 };
@@ -319,6 +321,7 @@ int sg_driver_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, st
 int sg_driver_adopt(struct sg_driver *d, const struct sg_adopt *a, const struct sg_sandbox_done *done, struct sg_error *err);
 void sg_driver_settled(struct sg_driver *d);
 int sg_driver_health(struct sg_driver *d, struct sg_error *err);
+int sg_driver_reload(struct sg_driver *d, struct sg_error *err);
 struct sg_driver *sg_driver_free(struct sg_driver *d);
 
 struct sg_sandbox *sg_sandbox_ref(struct sg_sandbox *sb);

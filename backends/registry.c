@@ -54,7 +54,9 @@ static int make_e2b(const struct sg_backend_settings *s, const struct sg_backend
                                    .reactor = parts->reactor,
                                    .workq = parts->workq,
                                    .live = parts->lease_live,
-                                   .live_arg = parts->lease_live_arg};
+                                   .live_arg = parts->lease_live_arg,
+                                   .orphan = parts->orphan,
+                                   .orphan_arg = parts->orphan_arg};
     if (parts->net == NULL || s->e2b == NULL) {
         return sg_error_set(err, SG_UNAVAILABLE, "there is nothing to reach it with");
     }

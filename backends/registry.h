@@ -28,6 +28,9 @@ struct sg_backend_parts {
     /* Is it the id of a lease that has not ended? Asked from any thread. */
     bool (*lease_live)(void *arg, const char *lease_id);
     void *lease_live_arg;
+    /* MAY: a provider had a sandbox of this server's that no lease has; it is being removed. Any thread. */
+    void (*orphan)(void *arg, const char *provider, const char *sandbox_id, const char *lease_id);
+    void *orphan_arg;
     /* MAY be NULL: what happens to slots of local pools. Reactor thread; must not block or call the driver. */
     void (*slot_event)(void *arg, const struct sg_slot_event *e);
     /* MAY be NULL: what is refused to their sandboxes on the way out. Likewise. */

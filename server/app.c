@@ -307,6 +307,18 @@ static bool lease_live(void *arg, const char *lease_id)
     return live;
 }
 
+static void orphan_found(void *arg, const char *provider, const char *sandbox_id, const char *lease_id)
+{
+    struct app *a = arg;
+    struct sg_log_line l;
+
+    sg_log_begin(&l, a->log, SG_LOG_WARN, "orphan_removed");
+    sg_log_str(&l, "provider", provider);
+    sg_log_str(&l, "sandbox_id", sandbox_id);
+    sg_log_str(&l, "lease_id", lease_id);
+    sg_log_end(&l);
+}
+
 /* A name for this server on what it makes elsewhere: it is the same as long as the state directory is. */
 static void server_label(const struct app *a, char out[SERVER_LABEL + 1])
 {
@@ -350,7 +362,7 @@ static int make_backends(struct app *a, const struct sg_worktree_config *wc, str
     if (docker_config(a, docker_dir, wc->agent_path, &dc, err) < 0 || start_net(a, err) < 0)
         return -1;
     struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .net = a->net, .repos = a->repos, .spawner = a->spawner,
-                                     .lease_live = lease_live, .lease_live_arg = a,
+                                     .lease_live = lease_live, .lease_live_arg = a, .orphan = orphan_found, .orphan_arg = a,
                                      .slot_event = slot_event, .egress_event = egress_event, .slot_event_arg = a};
 
     return sg_backends_new(a->cfg->backends.enabled, sg_config_count(a->cfg->backends.enabled), &settings, &parts, &a->backends,
@@ -608,17 +620,23 @@ static void tear_down(struct app *a)
 
 /* ---- serving ---- */
 
-/* SIGHUP: tokens again; a broken file changes nothing. */
+/* SIGHUP: tokens and credentials again; a broken file changes nothing. */
 static void reload(struct app *a)
 {
     struct sg_config *fresh = NULL;
     struct sg_error err = {0};
+    struct sg_driver *d;
 
     if (sg_config_load(a->args, &fresh, &err) < 0 || sg_auth_replace(a->auth, fresh->auth.tokens, fresh->auth.n, &err) < 0)
         sg_log_event(a->log, SG_LOG_ERROR, "reload_failed", &err);
     else
         sg_log_event(a->log, SG_LOG_INFO, "reloaded", NULL);
     sg_error_clear(&err);
+    for (size_t i = 0; (d = sg_backends_at(a->backends, i)) != NULL; i++) {
+        if (sg_driver_reload(d, &err) < 0)
+            sg_log_event(a->log, SG_LOG_ERROR, "reload_failed", &err);
+        sg_error_clear(&err);
+    }
     sg_config_free(fresh);
 }
 

@@ -17,8 +17,6 @@ struct sg_fleet {
     pthread_mutex_t lock; /* guards what follows */
     struct sg_fleet_member *members;
     struct suspect *suspects; /* orphans as of the sweep before */
-    size_t removing;
-    uint64_t orphans;
     int64_t swept_from_ms;
 };
 
@@ -77,14 +75,6 @@ struct sg_sandbox *sg_fleet_find(struct sg_fleet *f, const char *id, const char 
     return sb;
 }
 
-size_t sg_fleet_count(struct sg_fleet *f)
-{
-    pthread_mutex_lock(&f->lock);
-    size_t n = HASH_COUNT(f->members);
-    pthread_mutex_unlock(&f->lock);
-    return n;
-}
-
 /* ---- removal ---- */
 
 struct removal {
@@ -96,9 +86,6 @@ struct removal {
 
 static void removal_over(struct removal *r, const struct sg_error *err)
 {
-    pthread_mutex_lock(&r->f->lock);
-    r->f->removing--;
-    pthread_mutex_unlock(&r->f->lock);
     if (r->done.fn)
         r->done.fn(r->done.arg, err);
     free(r);
@@ -139,18 +126,7 @@ void sg_fleet_remove(struct sg_fleet *f, const char *id, const struct sg_done *d
     snprintf(r->id, sizeof r->id, "%s", id);
     if (done)
         r->done = *done;
-    pthread_mutex_lock(&f->lock);
-    f->removing++;
-    pthread_mutex_unlock(&f->lock);
     removal_try(r, false);
-}
-
-void sg_fleet_figures(struct sg_fleet *f, size_t *ret_removing, uint64_t *ret_orphans)
-{
-    pthread_mutex_lock(&f->lock);
-    *ret_removing = f->removing;
-    *ret_orphans = f->orphans;
-    pthread_mutex_unlock(&f->lock);
 }
 
 /* ---- sweeps ---- */
@@ -204,7 +180,6 @@ static bool is_orphan(struct sg_fleet *f, const struct sg_fleet_item *item)
     bool has = find_locked(f, item->id, "") != NULL;
     bool other = live && !has && find_locked(f, "", item->lease) != NULL;
     bool orphan = !has && (!live || other) && suspected(f, item->id);
-    f->orphans += orphan;
     pthread_mutex_unlock(&f->lock);
     return orphan;
 }

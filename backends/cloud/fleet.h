@@ -66,11 +66,7 @@ void sg_fleet_add(struct sg_fleet *f, struct sg_fleet_member *m, struct sg_sandb
 void sg_fleet_take_out(struct sg_fleet *f, struct sg_fleet_member *m);
 /* The sandbox of that id, or (id "") of that lease: one reference, or NULL. */
 struct sg_sandbox *sg_fleet_find(struct sg_fleet *f, const char *id, const char *lease);
-size_t sg_fleet_count(struct sg_fleet *f);
 
 /* Removes it; done(NULL) once the provider has confirmed, SG_SHUTTING_DOWN when the alarms were closed before. done.fn MAY be NULL. */
 void sg_fleet_remove(struct sg_fleet *f, const char *id, const struct sg_done *done);
-/* Figures: removals that are not confirmed yet, orphans found so far. */
-void sg_fleet_figures(struct sg_fleet *f, size_t *ret_removing, uint64_t *ret_orphans);
-
 #endif

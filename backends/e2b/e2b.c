@@ -75,6 +75,25 @@ static void drop(struct sg_driver *base)
     e2b_unref(d);
 }
 
+static int read_key(struct sg_secret **ret, struct sg_error *err)
+{
+    int held = sg_secret_from_env("E2B_API_KEY", ret, err);
+
+    if (held != 0)
+        return held < 0 ? -1 : 0;
+    return sg_error_set(err, SG_UNAVAILABLE, "needs E2B_API_KEY (or E2B_API_KEY_FILE) in the environment");
+}
+
+static int reload(struct sg_driver *base, struct sg_error *err)
+{
+    struct sg_secret *key = NULL;
+
+    if (read_key(&key, err) < 0)
+        return -1;
+    sg_origin_set_key(((struct e2b *)base)->api, key);
+    return 0;
+}
+
 static const struct sg_driver_ops e2b_ops = {
     .create = e2b_create,
     .check = check,
@@ -87,6 +106,7 @@ static const struct sg_driver_ops e2b_ops = {
     .public_url = public_url,
     .metadata = metadata,
     .health = health,
+    .reload = reload,
     .free = drop,
 };
 
@@ -95,12 +115,9 @@ static int connect_to(struct e2b *d, const struct sg_e2b_config *c, const struct
     sg_cleanup(sg_free_p) char *api = c->api_url ? sg_xstrdup(c->api_url) : sg_xasprintf("https://api.%s", d->domain);
     sg_cleanup(sg_free_p) char *data = c->sandbox_url ? sg_xstrdup(c->sandbox_url) : sg_xasprintf("https://sandbox.%s", d->domain);
     struct sg_secret *key = NULL;
-    int held = sg_secret_from_env("E2B_API_KEY", &key, err);
 
-    if (held < 0)
+    if (read_key(&key, err) < 0)
         return -1;
-    if (held == 0)
-        return sg_error_set(err, SG_UNAVAILABLE, "needs E2B_API_KEY (or E2B_API_KEY_FILE) in the environment");
     const struct sg_origin_config ac = {.provider = "e2b", .net = p->net, .alarms = d->alarms, .client = {.base = api, .http2 = strncmp(api, "https:", 6) == 0},
                                         .key_header = "X-API-Key", .key = key};
     const struct sg_origin_config dc = {.provider = "e2b", .net = p->net, .alarms = d->alarms, .client = {.base = data, .http2 = strncmp(data, "https:", 6) == 0}};
@@ -109,6 +126,14 @@ static int connect_to(struct e2b *d, const struct sg_e2b_config *c, const struct
     if (sg_origin_new(&ac, &d->api, err) < 0 || sg_origin_new(&dc, &d->data, err) < 0)
         return -1;
     return sg_net_client_new(p->net, &sc, &d->streams, err);
+}
+
+static void orphan(void *arg, const struct sg_fleet_item *item)
+{
+    const struct e2b *d = arg;
+
+    if (d->orphan)
+        d->orphan(d->orphan_arg, "e2b", item->id, item->lease);
 }
 
 int sg_e2b_new(const struct sg_e2b_config *c, const struct sg_e2b_parts *p, struct sg_driver **ret, struct sg_error *err)
@@ -132,7 +157,9 @@ int sg_e2b_new(const struct sg_e2b_config *c, const struct sg_e2b_parts *p, stru
     }
     const struct sg_fleet_config fc = {.alarms = d->alarms, .sweep_ms = c->sweep_ms, .grace_ms = c->grace_ms,
                                        .list = e2b_list, .remove = e2b_remove, .missing = e2b_missing, .arg = d,
-                                       .live = p->live, .live_arg = p->live_arg};
+                                       .live = p->live, .live_arg = p->live_arg, .orphan = orphan, .orphan_arg = d};
+    d->orphan = p->orphan;
+    d->orphan_arg = p->orphan_arg;
     d->fleet = sg_fleet_new(&fc);
     *ret = &d->base;
     return 0;

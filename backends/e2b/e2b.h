@@ -31,6 +31,9 @@ struct sg_e2b_parts {
     struct sg_workq *workq;
     bool (*live)(void *arg, const char *lease); /* as sg_fleet_config; or NULL */
     void *live_arg;
+    /* MAY: the provider had a sandbox of this server's that no lease has ("": or no label of one); it is being removed. Any thread. */
+    void (*orphan)(void *arg, const char *provider, const char *sandbox_id, const char *lease_id);
+    void *orphan_arg;
 };
 
 /* SG_UNAVAILABLE: E2B_API_KEY is not held. */

@@ -23,6 +23,8 @@ struct e2b {
     struct sg_fleet *fleet;
     char *domain, *template_name, *server, *spool_dir;
     int64_t timeout_ms;
+    void (*orphan)(void *arg, const char *provider, const char *sandbox_id, const char *lease_id);
+    void *orphan_arg;
 };
 
 struct e2b_sandbox {

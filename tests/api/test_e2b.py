@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ def standin():
 
 def server_of(standin, **more):
     # Short times, so that what takes minutes elsewhere is seen here.
-    config = standin.config(**{"sweep_interval": "300ms", "orphan_grace": "1s", "timeout": "6s", **more})
+    config = standin.config(**{"sweep_interval": "300ms", "orphan_grace": "1s", "timeout": "4s", **more})
     return Server(config=config, env=standin.env, policy=PAID)
 
 
@@ -249,6 +250,20 @@ def test_without_its_key_the_server_does_not_start(standin):
     with pytest.raises(RuntimeError, match="E2B_API_KEY"):
         with Server(config=standin.config()):
             pass
+
+
+def test_a_new_key_is_taken_at_a_sighup(standin, tmp_path):
+    standin.order()
+    path = tmp_path / "key"
+    path.write_text("e2b_wrong_key_of_yesterday\n")
+    with Server(config=standin.config(), env={"E2B_API_KEY_FILE": str(path)}, policy=PAID) as s:
+        c = s.client()
+        r = c.post("/leases", {})
+        assert r.status == 503 and r.json()["provider_status"] == 401 and "yesterday" not in r.body.decode(), r
+        path.write_text(standin.key + "\n")
+        s.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: c.post("/leases", {}).status == 201)
+    gone(standin)
 
 
 def test_the_key_is_nowhere(standin):
