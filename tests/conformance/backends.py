@@ -39,6 +39,8 @@ class Backend:
     elsewhere: bool = False  # ... or at the provider, whose place for a port is told
     limits: bool = True     # limits may be asked for; else they are refused
     images: bool = False    # an image may be asked for; else that is refused
+    here: bool = True       # its processes are on this machine
+    outlives: bool = False  # a lease goes on after the server was killed; else it is lost
     # Whether this machine can run the row at all: None, or why not.
     missing: object = lambda: None
     # Tests that cannot hold here: name -> why. Every other skip is a failure, and so is a name that is no test.
@@ -101,10 +103,11 @@ TABLE = [
     Backend("local_bwrap_user", "local_bwrap", as_user, LOCAL, tty=True, missing=needs_root),
     Backend("local_bwrap_busybox", "local_bwrap", on_busybox, LOCAL, tty=True),
     Backend("worktree", "worktree", lambda: serving("worktree"), BASICS | {"network"}, isolated=False, limits=False),
-    Backend("docker", "docker", in_containers, LOCAL, tty=True, images=True, missing=engine.why_not),
-    Backend("podman", "docker", in_podman, LOCAL, tty=True, images=True, missing=engine.why_no_podman),
-    Backend("e2b", "e2b", e2b, BASICS | {"network", "public_url"}, links=False, repo=False, endpoints=False, elsewhere=True, limits=False, images=True),
-    Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False),
+    Backend("docker", "docker", in_containers, LOCAL, tty=True, images=True, outlives=True, missing=engine.why_not),
+    Backend("podman", "docker", in_podman, LOCAL, tty=True, images=True, outlives=True, missing=engine.why_no_podman),
+    Backend("e2b", "e2b", e2b, BASICS | {"network", "public_url"}, links=False, repo=False, endpoints=False, elsewhere=True, limits=False, images=True,
+            here=False, outlives=True),
+    Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False, here=False),
 ]
 
 # Backends with a driver that need no row, and why.

@@ -17,7 +17,7 @@ from harness import Server
 TABLE_ONLY = "test_table"
 # In every server's environment, and nowhere else.
 SECRET = "sekret-53b1cf"
-MEMBERS = {"tty", "isolated", "shell", "links", "repo", "endpoints", "limits", "images"}
+MEMBERS = {"tty", "isolated", "shell", "links", "repo", "endpoints", "limits", "images", "here"}
 
 
 def pytest_addoption(parser):
@@ -87,10 +87,16 @@ def backend(request):
 
 
 @pytest.fixture(scope="session")
-def server(backend):
-    with backend.setup() as arguments:
-        with Server(**dict(arguments, env={"RUNLOOP_API_KEY": SECRET, **arguments.get("env", {})})) as s:
-            yield s
+def arguments(backend):
+    """What a server of the row is made with; the engine or stand-in around it runs."""
+    with backend.setup() as made:
+        yield dict(made, env={"RUNLOOP_API_KEY": SECRET, **made.get("env", {})})
+
+
+@pytest.fixture(scope="session")
+def server(arguments):
+    with Server(**arguments) as s:
+        yield s
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """What a backend declares works (the other files); what it does not declare is refused, typed, and leaves nothing behind."""
 import pytest
 
+from box import Box
+
 
 def declared(client, backend):
     return next(b for b in client.get("/backends").json()["items"] if b["name"] == backend.name)
@@ -82,6 +84,20 @@ def test_limits_that_are_asked_for(client):
     assert r.status == 201 or (r.status == 422 and r.code == "not_supported"), r  # what cannot be enforced on this machine is refused
     if r.status == 201:
         client.terminate(r.json()["id"])
+
+
+def test_a_full_disk_is_said_and_keeps_the_old(client, server):
+    """Where a lease may have a disk of its own size."""
+    r = client.post("/leases", {"limits": {"disk_max": "8MiB"}})
+    if r.status != 201:
+        return not_supported(r)
+    box = Box(server, r.json()["id"])
+    box.write("keep", b"old")
+    for path, more in (("keep", {}), ("keep", {"append": "1"}), ("new", {})):
+        r = box.write(path, b"z" * (12 << 20), **more)
+        assert r.status == 507 and r.code == "sandbox_disk_full", r
+    assert box.read("keep").body == b"old" and box.names() == ["keep"] and box.write("fits", b"z" * (2 << 20)).status == 201
+    client.terminate(box.lease)
 
 
 def test_what_belongs_to_other_backends_is_refused(client, backend):

@@ -1,12 +1,11 @@
 """From create to the end, and what is left then: nothing, but a typed answer."""
 import concurrent.futures
 import json
-import os
 import time
 
 import pytest
 
-from box import Box
+from box import Box, own_time, sleeping
 from harness import wait_until
 
 
@@ -140,28 +139,14 @@ def test_the_end_while_a_command_runs(client, server):
     assert client.get(f"{box.url}/exec/{eid}").status == 410
 
 
-@pytest.mark.needs("shell")
+@pytest.mark.needs("shell", "here")
 def test_nothing_survives_the_end(client, server):
     """Whatever a command left behind that had moved away from it."""
-    box = Box(server, client.lease())
-    mark = f"3{os.getpid() % 100000:05}{time.monotonic_ns() % 1000000:06}"
+    box, mark = Box(server, client.lease()), own_time()
     box.run(f"(setsid sh -c 'trap \"\" TERM HUP INT; while :; do sleep {mark}; done' >/dev/null 2>&1 &) ; (sleep {mark} &)")
     wait_until(lambda: len(sleeping(mark)) >= 2, what="its children, as this machine sees them")
     client.terminate(box.lease)
     wait_until(lambda: sleeping(mark) == [], what="their end")
-
-
-def sleeping(mark):
-    """Processes of this machine that sleep for so long."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as f:
-                if f.read().split(b"\0")[:2][-1:] == [mark.encode()]:
-                    found.append(int(pid))
-        except OSError:
-            pass
-    return found
 
 
 def test_renewal_against_expiry(client, server):
