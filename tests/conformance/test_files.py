@@ -31,7 +31,7 @@ def test_commands_see_the_same_bytes(box):
 
 @pytest.mark.needs("shell")
 def test_visible_at_once_both_ways(box):
-    for i in range(40 if SLOW == 1 else 10):
+    for i in range(15):
         box.write(f"f{i}", b"%d" % i)
         assert box.out(f"cat f{i}; echo {i} > g{i}") == str(i)
         assert box.read(f"g{i}").body == b"%d\n" % i
