@@ -11,7 +11,7 @@ import time
 import pytest
 
 from gateway import Nginx
-from harness import SLOW, Client, output
+from harness import SLOW, Client, output, wait_until
 from streams import NDJSON, SSE, data, detach, ended, follow, numbered, run
 from test_stream import agent_of
 
@@ -164,6 +164,49 @@ def test_a_bound_of_the_result_keeps_nothing_from_the_history(server, client, bo
         assert (r["stdout_truncated"], r["stdout_bytes_total"], r["stdout"], r["returncode"]) == (truncated, n, "z" * min(n, 10000), 5)
         with follow(server, box, eid) as s:
             assert data(s.all()) == b"z" * n
+
+
+TICK = "while :; do echo x >> $T; sleep 0.02; done"
+TREES = {"child": f"(sh -c '{TICK}') & sleep 60", "session": f"setsid nohup sh -c '{TICK}' >/dev/null 2>&1 & sleep 60", "pipeline": f"sh -c '{TICK}' | sleep 60",
+         "deaf": f"(setsid sh -c 'trap \"\" TERM INT HUP; ({TICK}) & wait' &) & sleep 60", "leader gone": f"(setsid sh -c '{TICK}' >/dev/null 2>&1 &); exit 0"}
+
+
+def test_a_kill_takes_every_kind_of_tree(client, box):
+    eids = {name: detach(client, box, command, env={"T": "tick-" + name.replace(" ", "-")}) for name, command in TREES.items()}
+
+    def sizes():
+        return client.exec(box, "cd /workspace; for f in tick-*; do wc -c < $f; done")["stdout"].split()
+    wait_until(lambda: len(sizes()) == len(TREES) and "0" not in sizes(), what="all of them to tick")
+    for eid in eids.values():
+        assert client.delete(f"/leases/{box}/exec/{eid}").status == 200
+    for name, eid in eids.items():
+        r = ended(client, box, eid)
+        assert r["state"] == ("finished" if name == "leader gone" else "killed") and not r["result"]["timed_out"], (name, r)
+
+    def still():
+        before = sizes()
+        client.exec(box, "sleep 0.15")
+        return before == sizes()
+    wait_until(still, what="the end of every tree")
+    assert client.exec(box, "rm tick-*; pgrep -x sleep")["stdout"] == ""
+
+
+ENV = {"A": "x\ny", "B": "it's \"$HOME\" `id` $(id) \\n", "C": "", "D": "é€😀", "E": " a\tb ", "F": "\x01\x7f", "G": "=;&|"}
+
+
+@pytest.mark.parametrize("level", ["exec", "lease", "manifest"])
+def test_values_of_variables_are_exact_wherever_they_are_given(server, client, level):
+    id = client.lease(**({"env": ENV} if level == "lease" else {"manifest": {"env": ENV}} if level == "manifest" else {}))
+    given = {"env": ENV} if level == "exec" else {}
+    expected = "".join(v + "\n" for v in ENV.values()).encode()
+    try:
+        assert output(client.exec(id, ["printenv", *ENV], **given)) == expected
+        assert output(client.exec(id, f"printenv {' '.join(ENV)}", **given)) == expected
+        assert output(ended(client, id, detach(client, id, ["printenv", *ENV], **given))["result"]) == expected
+        with run(server, id, ["printenv", *ENV], **given) as s:
+            assert data(s.all()) == expected
+    finally:
+        client.terminate(id)
 
 
 @pytest.mark.parametrize("cwd", ["../../etc", "/etc", "d/../../../etc", "/proc/self/root/etc", "/proc/1/root/etc", "/proc/self/cwd/../../../etc", "out"])
