@@ -65,6 +65,10 @@ const char *sg_agent_check_socket(int fd, int family, uint64_t cookie)
     len = sizeof own;
     if (cookie != 0 && (getsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE, &own, &len) < 0 || own != cookie))
         return "a socket of another network";
+    struct linger linger = {.l_onoff = 1};
+    len = sizeof linger;
+    if (getsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, &len) < 0 || linger.l_onoff != 0)
+        return "a socket whose end would be waited for";
     int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || (flags & O_NONBLOCK) == 0)
         return "a blocking socket";

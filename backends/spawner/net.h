@@ -33,7 +33,7 @@ int sg_net_check(uint32_t uid, struct sg_error *err);
 
 /* ---- net_routes.c ---- */
 
-#define SG_NET_CLOSED_MAX 256U
+#define SG_NET_CLOSED_MAX 4096U
 
 /* IPv4 networks, in network byte order. */
 struct sg_net_closed {

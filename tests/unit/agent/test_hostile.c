@@ -406,7 +406,9 @@ Test(hostile, sockets_of_another_kind)
     fcntl(connected, F_SETFL, O_NONBLOCK);
     cr_assert_eq(getsockopt(good, SOL_SOCKET, 71 /* SO_NETNS_COOKIE */, &cookie, &len), 0);
     cr_expect(offer_socket(false, good, cookie));
-    int bad[] = {udp, six, local, blocking, listening, connected, file};
+    int lingering = socket(AF_INET, SOCK_STREAM | on, 0);
+    cr_assert_eq(setsockopt(lingering, SOL_SOCKET, SO_LINGER, &(struct linger){1, 3600}, sizeof(struct linger)), 0);
+    int bad[] = {udp, six, local, blocking, listening, connected, lingering, file};
     for (size_t i = 0; i < SG_COUNT_OF(bad); i++) {
         cr_expect(!offer_socket(false, bad[i], cookie), "%zu", i);
         cr_expect(!offer_socket(true, bad[i], cookie), "%zu to listen at", i);
@@ -415,7 +417,7 @@ Test(hostile, sockets_of_another_kind)
     cr_expect(!offer_socket(false, other, cookie + 1), "a socket of another network");
     cr_expect(!offer_socket(true, other, cookie + 1), "a socket of another network to listen at");
     cr_expect(offer_socket(true, other, cookie));
-    int all[] = {good, udp, six, local, blocking, listening, connected, file, other};
+    int all[] = {good, udp, six, local, blocking, listening, connected, lingering, file, other};
     for (size_t i = 0; i < SG_COUNT_OF(all); i++)
         close(all[i]);
 }
