@@ -21,7 +21,7 @@ import time
 import urllib.parse
 
 HOME = "/home/user"
-PIECE = 32 * 1024  # most bytes of one event
+PIECE = 16 * 1024  # most bytes of one event; the vendor has up to twice that
 BACKLOG = 64       # events kept for a reader who does not read; then the command waits
 CODES = {"canceled": 499, "unknown": 500, "internal": 500, "invalid_argument": 400, "failed_precondition": 400,
          "deadline_exceeded": 504, "not_found": 404, "already_exists": 409, "permission_denied": 403,
@@ -308,7 +308,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def setup(self):
         super().setup()
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
 
     def log_message(self, *_):
         pass

@@ -59,7 +59,7 @@ class UnixConnection(http.client.HTTPConnection):
 
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
         self.sock.connect(self.path)
 
 

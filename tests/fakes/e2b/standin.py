@@ -131,7 +131,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def setup(self):
         super().setup()
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 131072)  # what nobody reads is to be felt soon
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)  # what nobody reads is to be felt soon
 
     def log_message(self, *_):
         pass
