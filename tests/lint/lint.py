@@ -213,6 +213,25 @@ def check_sizes():
                 begin = None
 
 
+def check_symbols(build):
+    """No function or variable is in two libraries: the linker takes the one that it meets first, without a word."""
+    where = {}
+    for folder, _, names in os.walk(build):
+        for name in names:
+            if not name.endswith(".a") or os.path.relpath(folder, build).split(os.sep)[0] not in ("server", "backends"):
+                continue
+            out = subprocess.run(["nm", "-g", "--defined-only", os.path.join(folder, name)], check=True, capture_output=True, text=True).stdout
+            for line in out.splitlines():
+                words = line.split()
+                if len(words) == 3 and words[1] in "TDBR":
+                    where.setdefault(words[2], set()).add(name)
+    if not where:
+        yield f"{build}: there are no libraries in it"
+    for symbol, libraries in sorted(where.items()):
+        if len(libraries) > 1:
+            yield f"{symbol} is defined in {', '.join(sorted(libraries))}"
+
+
 def check_self():
     """The checks find what they are there for."""
     def expect(found, number, what):
@@ -240,10 +259,12 @@ def check_self():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     checks = {"includes": check_includes, "calls": check_calls, "words": check_words, "sizes": check_sizes, "self": check_self}
-    parser.add_argument("check", choices=sorted(checks) + ["headers"])
+    parser.add_argument("check", choices=sorted(checks) + ["headers", "symbols"])
     parser.add_argument("--cc", default="cc")
+    parser.add_argument("--build", default="build", help="where the libraries are, for symbols")
     args = parser.parse_args()
-    found = list(check_headers(args.cc) if args.check == "headers" else checks[args.check]())
+    checks.update(headers=lambda: check_headers(args.cc), symbols=lambda: check_symbols(args.build))
+    found = list(checks[args.check]())
     for line in found:
         print(line)
     print(f"{args.check}: {len(found) or 'nothing'} found")
