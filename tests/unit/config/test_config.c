@@ -208,7 +208,7 @@ Test(config, checks_between_keys)
         {"remotes: [{name: x, url: 'http://x'}, {name: x, url: 'http://y'}]", "remotes"},
         {"backends: {enabled: [local_bwrap, local_bwrap]}", "backends.enabled"},
         {"backends: {enabled: [moon]}", "backends.enabled"},
-        {"backends: {enabled: [e2b]}", "backends.enabled"},
+        {"backends: {enabled: [vercel]}", "backends.enabled"},
         {"local_bwrap: {egress: restricted}", "local_bwrap.egress"},
         {"prices: {moon: 1}", "prices"},
     };
