@@ -56,6 +56,7 @@ struct ex {
     uint32_t pid;         /* of the wrapper, 0: not yet */
     int64_t child;
     bool exited, ended, released, killing, blocked, failing;
+    bool kill_sure; /* the kill under way began when the command was there: before, it finds nothing and is no kill */
     int status;
     int64_t exited_us, exited_ms, last_ms;
     enum sg_killed_by why;
@@ -165,9 +166,9 @@ static void killed(void *arg, const struct e2b_ran *r, const struct sg_error *er
 {
     struct ex *x = arg;
     struct sg_error why = {0};
-    bool done = r && r->code == 0;
 
     pthread_mutex_lock(&x->lock);
+    bool done = r && r->code == 0 && (x->kill_sure || x->ended);
     bool again = !done && ++x->kills < KILLS && !x->sb->gone;
     if (!again)
         x->killing = false;
@@ -192,6 +193,7 @@ static void kill_now(struct ex *x)
     char pid[16];
     pthread_mutex_lock(&x->lock);
     snprintf(pid, sizeof pid, "%u", x->pid);
+    x->kill_sure = x->child != 0;
     pthread_mutex_unlock(&x->lock);
     const char *const argv[] = {"perl", "-e", e2b_script_kill, pid, x->key, NULL};
     e2b_run(x->sb, &(struct e2b_run_args){.user = "root", .argv = argv, .out_max = 4096, .limit_ms = KILL_MS, .done = killed, .arg = x});

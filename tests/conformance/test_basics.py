@@ -161,7 +161,8 @@ def test_signals(box):
 
 
 def test_who_hangs_up_kills_the_command(box):
-    for accept in (NDJSON, SSE):
+    """Also at once, when it has hardly begun."""
+    for accept in (NDJSON, SSE) * 3:
         with box.stream("sleep 60", accept) as s:
             eid = next(s.events())["exec_id"]
         wait_until(lambda: (lambda r: r.status == 404 or r.json()["state"] != "running")(box.client.get(f"{box.url}/exec/{eid}")), what="the end of it")
