@@ -626,6 +626,11 @@ int sg_fake_new(struct sg_reactor *reactor, const char *name, const char *script
         fake_unref(f);
         return sg_error_wrap(err, "script of the fake backend");
     }
+    if ((f->base.facts.caps & SG_CAP_PUBLIC_URL) == 0) {
+        f->without_dial = fake_ops;
+        f->without_dial.dial = NULL;
+        f->base.ops = &f->without_dial;
+    }
     *ret = &f->base;
     return 0;
 }

@@ -66,6 +66,7 @@ struct fake_op {
 
 struct fake {
     struct sg_driver base;
+    struct sg_driver_ops without_dial; /* of one that is scripted to have no public_url */
     struct sg_reactor *reactor;
     json_t *script;
     char *name;

@@ -10,6 +10,7 @@ import time
 import pytest
 import ws
 from gateway import behind
+from test_events import scripted
 from harness import SLOW, Server, wait_until
 from sandboxed import open_socket, start_service, start_websockets
 from upstream import values
@@ -204,3 +205,12 @@ def test_the_end_of_the_server_ends_websockets():
         assert s.stop() == 0
         assert c.closed()
         c.close()
+
+
+def test_no_endpoints_where_nothing_can_be_connected_to():
+    with scripted({"caps": ["file_rw", "exec"]}) as s:
+        c = s.client()
+        id = c.lease()
+        for r in (c.get(f"/leases/{id}/endpoints/80"), c.post(f"/leases/{id}/endpoints", {"port": 80}), c.get(f"/leases/{id}/proxy/80/")):
+            assert r.status == 422 and r.code == "not_supported", r
+        c.terminate(id)

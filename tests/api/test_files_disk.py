@@ -160,13 +160,13 @@ def test_no_tag_means_two_versions(box):
         look("command anew")
 
 
-def test_many_writers_with_one_tag(disks):
+def test_many_writers_with_one_tag(disks, soak):
     """Compare and swap as fast as it goes: no increment is lost to a tag that came back."""
     import concurrent.futures
     s, _ = disks
     c = s.client()
     id = c.lease()
-    rounds = 60 if SLOW == 1 else 10
+    rounds = 60 if soak else 15 if SLOW == 1 else 10
 
     def count(_):
         k, n = s.client(), 0

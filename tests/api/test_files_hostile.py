@@ -148,11 +148,11 @@ def test_directories_that_become_links(box, secret):
         assert min(pool.map(attack, calls)) > 0
 
 
-def test_a_file_that_is_a_link_every_other_time(box, secret):
-    """10,000 reads while a process swaps a file and a link."""
+def test_a_file_that_is_a_link_every_other_time(box, secret, soak):
+    """Thousands of reads while a process swaps a file and a link."""
     s, c, id = box
     c.exec(id, f"echo mine > a; ln -s {secret} b; (while :; do mv a t; mv b a; mv t b; done) >/dev/null 2>&1 &")
-    n = 10000 if SLOW == 1 else 500
+    n = 10000 if soak else 3000 if SLOW == 1 else 500
 
     def reads(count):
         k = s.client()

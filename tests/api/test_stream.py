@@ -228,8 +228,8 @@ def test_who_left_is_forgotten_while_others_are_idle():
 # ---- detached ----
 
 def test_finished_means_that_the_output_is_complete(server, lease, soak):
-    """500 times: whenever the state says finished, the log is whole."""
-    rounds = 100 if SLOW > 1 else 500
+    """Whenever the state says finished, the log is whole."""
+    rounds = 500 if soak else 100 if SLOW > 1 else 200
 
     def one(i):
         c = clients[threading.get_ident() % 4]
