@@ -89,6 +89,20 @@ static void read_net_ready(struct sg_daemon *d, struct sg_slot *s)
     epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->net_ready, NULL); /* at its end the helper's exit tells more */
 }
 
+/* The helper sets the network's loopback up, which bwrap does, too, and fails when that is done already: so not before its child has run
+ * the agent. */
+static void join_when_made(struct sg_daemon *d, struct sg_slot *s)
+{
+    if (!s->build.open_net || !s->hello || s->pidfd < 0 || s->net_fd >= 0) {
+        return;
+    }
+    if (join_outside(d, s) < 0) {
+        char why[96];
+        snprintf(why, sizeof why, "cannot be joined to the network: %s", strerror(errno));
+        slot_fail(d, s, why);
+    }
+}
+
 static void read_info(struct sg_daemon *d, struct sg_slot *s)
 {
     ssize_t n = read(s->info, s->info_text + s->info_len, sizeof s->info_text - 1 - s->info_len);
@@ -119,10 +133,8 @@ static void read_info(struct sg_daemon *d, struct sg_slot *s)
     if (s->pidfd < 0 || !slot_is_child_of(s->agent, s->monitor)) {
         s->pidfd = sg_close(s->pidfd);
         slot_fail(d, s, "its first process is gone");
-    } else if (s->build.open_net && join_outside(d, s) < 0) {
-        char why[96];
-        snprintf(why, sizeof why, "cannot be joined to the network: %s", strerror(errno));
-        slot_fail(d, s, why);
+    } else {
+        join_when_made(d, s);
     }
 }
 
@@ -139,6 +151,7 @@ static void read_hello(struct sg_daemon *d, struct sg_slot *s)
     }
     s->hello = true;
     epoll_ctl(d->epoll, EPOLL_CTL_DEL, s->server_end, NULL);
+    join_when_made(d, s);
 }
 
 static int64_t rlimit_for(const struct sg_daemon *d, enum sg_controller c, int64_t limit)
