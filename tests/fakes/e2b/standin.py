@@ -20,6 +20,7 @@ import http.server
 import json
 import os
 import re
+import resource
 import secrets
 import shutil
 import socket
@@ -548,6 +549,7 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
 
 def main():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)  # shells often allow 1024
     p = argparse.ArgumentParser()
     p.add_argument("--port", type=int, default=0)
     p.add_argument("--key-file")
