@@ -49,6 +49,12 @@ def server_kinds():
     return [one] if one else ["root", "user"]
 
 
+def one_kind():
+    """For what behaves alike in both: ASan's build has one kind of server, this one the other. ./dev soak has both."""
+    kinds = server_kinds()
+    return kinds if "--soak" in sys.argv else kinds[-1:]
+
+
 def account(kind):
     """The user to start a server of that kind as; None: ourselves."""
     return None if kind == "root" or os.geteuid() != 0 else users()

@@ -14,7 +14,7 @@ import pytest
 import upstream
 import ws
 from browser import Browser, Page
-from conftest import account, server_kinds
+from conftest import account, one_kind
 from gateway import Nginx
 from harness import SLOW, Server, wait_until
 from upstream import Upstream, reply
@@ -22,7 +22,7 @@ from upstream import Upstream, reply
 TTY = {"rows": 24, "cols": 80}
 
 
-@pytest.fixture(scope="module", params=server_kinds())
+@pytest.fixture(scope="module", params=one_kind())
 def server(request):
     with Server({"local_bwrap": {"size": 3}}, user=account(request.param)) as s:
         s.wait_slots(3)
@@ -515,7 +515,7 @@ def test_through_nginx(server, client, lease):
 
 def test_silence_does_not_cut_it(server, client, lease, soak, request):
     """nginx gives up on 60 s of silence."""
-    if request.node.callspec.params["server"] != server_kinds()[0]:
+    if request.node.callspec.params["server"] != one_kind()[0]:
         pytest.skip("has nothing to do with the kind of server, and takes its time")
     seconds = 130 if soak else 19
     path = start(client, lease, "read x; echo got $x")

@@ -7,7 +7,7 @@ import urllib.parse
 
 import pytest
 
-from conftest import account, server_kinds
+from conftest import account, one_kind
 from harness import SLOW, Server
 
 
@@ -114,7 +114,7 @@ def test_no_room_for_more_names():
         assert c.write(id, "one", b"more").status == 201
 
 
-@pytest.fixture(scope="module", params=[(kind, disk) for kind in server_kinds() for disk in ("tmpfs", "dir")], ids=lambda p: "-".join(p))
+@pytest.fixture(scope="module", params=[(kind, disk) for kind in one_kind() for disk in ("tmpfs", "dir")], ids=lambda p: "-".join(p))
 def disks(request):
     kind, disk = request.param
     with Server({"local_bwrap": {"size": 1, "disk": disk}}, user=account(kind)) as s:

@@ -9,11 +9,11 @@ import urllib.parse
 
 import pytest
 
-from conftest import account, server_kinds
+from conftest import account, one_kind
 from harness import SLOW, Server, wait_until
 
 
-@pytest.fixture(scope="module", params=server_kinds())
+@pytest.fixture(scope="module", params=one_kind())
 def world(request):
     config = {"local_bwrap": {"size": 2, "memory_max": "512MiB", "pids_max": 256, "disk_max": "128MiB"}}
     with Server(config, user=account(request.param)) as s:

@@ -3,11 +3,11 @@ import urllib.parse
 
 import pytest
 
-from conftest import account, server_kinds
+from conftest import account, one_kind
 from harness import Server
 
 
-@pytest.fixture(scope="module", params=server_kinds())
+@pytest.fixture(scope="module", params=one_kind())
 def world(request):
     with Server({"local_bwrap": {"size": 2, "disk_max": "48MiB"}}, user=account(request.param)) as s:
         s.wait_slots(2)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from conftest import account, server_kinds
+from conftest import account, one_kind
 from harness import ROOT, SLOW, Client, Server, wait_until
 
 # Answers with what it was started with; does on request what services do when they go wrong.
@@ -43,7 +43,7 @@ def ask(client, lease, path="/", port=8000):
     return client.get(f"/leases/{lease}/proxy/{port}{path}")
 
 
-@pytest.fixture(scope="module", params=server_kinds())
+@pytest.fixture(scope="module", params=one_kind())
 def server(request):
     config = {"local_bwrap": {"size": 1}, "local_pools": [dict(BLACKBOX, name="bb", size=2)]}
     with Server(config, user=account(request.param)) as s:

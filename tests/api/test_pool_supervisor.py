@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import account, server_kinds
+from conftest import account, one_kind
 from harness import BIN, SLOW, Client, Process, Server, processes_below, wait_until
 from test_pool_blackbox import BB, BLACKBOX
 
@@ -36,7 +36,7 @@ def inits(s):
     return [p for p in processes_below(s.pid()) if p.is_init()]
 
 
-@pytest.fixture(scope="module", params=server_kinds())
+@pytest.fixture(scope="module", params=one_kind())
 def server(request):
     config = {"local_bwrap": {"size": 2}, "local_pools": [dict(BLACKBOX, name="bb", size=1)]}
     with Server(config, user=account(request.param)) as s:

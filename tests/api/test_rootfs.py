@@ -14,7 +14,7 @@ import tempfile
 
 import pytest
 
-from conftest import account, server_kinds
+from conftest import account, one_kind
 from harness import SLOW, Server, wait_until
 
 BUSYBOX = "/bin/busybox"
@@ -92,7 +92,7 @@ def images():
     shutil.rmtree(top)
 
 
-@pytest.fixture(params=server_kinds())
+@pytest.fixture(params=one_kind())
 def user(request):
     return account(request.param)
 
@@ -181,7 +181,7 @@ def c_python(s):
     return found
 
 
-@pytest.fixture(scope="module", params=server_kinds())
+@pytest.fixture(scope="module", params=one_kind())
 def world(request, images):
     """One slot with images to choose from, further ones, and a pool that runs a service."""
     config = {"local_bwrap": {"size": 1, "images": {"packed": images("packed.tar.gz"), "dir": images("dir")}},

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from conftest import account, server_kinds
+from conftest import account, one_kind
 from harness import SLOW, Server, wait_until
 
 TTY = {"rows": 24, "cols": 80}
 
 
-@pytest.fixture(scope="module", params=server_kinds())
+@pytest.fixture(scope="module", params=one_kind())
 def server(request):
     with Server({"local_bwrap": {"size": 2}}, user=account(request.param)) as s:
         s.wait_slots(2)
