@@ -2,16 +2,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "backends/spawner/child.h"
 
 #define SPARE_PROCESSES 16 /* of the agent's own, where commands share its uid */
 #define TERMINALS_MAX "64"
@@ -19,17 +18,7 @@
 
 _Noreturn static void die(const struct sg_build *b, const char *what)
 {
-    dprintf(b->error_fd, "%s: %s\n", what, strerror(errno));
-    _exit(1);
-}
-
-/* Dies with the spawner. The kernel forgets this when the uid changes, so it is said again then. */
-static void tie_to_parent(const struct sg_build *b)
-{
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != b->parent) {
-        _exit(1);
-    }
+    sg_child_die(b->error_fd, what);
 }
 
 /* ---- what the sandbox may write to ---- */
@@ -106,11 +95,10 @@ static void become_agent(const struct sg_build *b)
     if (!b->root_server) {
         return;
     }
-    uid_t id = b->agent_uid;
-    if (setgroups(0, NULL) < 0 || setresgid(id, id, id) < 0 || setresuid(id, id, id) < 0) {
+    if (sg_child_become(b->agent_uid) < 0) {
         die(b, "cannot take the agent's uid");
     }
-    tie_to_parent(b);
+    sg_child_tie(b->parent);
     /* As its owner: uid 0 and all capabilities, of that namespace alone. */
     if (setns(b->ns->user, CLONE_NEWUSER) < 0) {
         die(b, "cannot enter the user namespace");
@@ -146,25 +134,6 @@ static void set_rlimits(const struct sg_build *b)
 }
 
 /* Under memory pressure of the machine sandboxes go before the server. */
-static void offer_to_oom_killer(void)
-{
-    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0 && write(fd, "500", 3) != 3) {
-        errno = 0; /* it stays as it was; nothing depends on it */
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-}
-
-static int keep(const struct sg_build *b, int fd)
-{
-    if (fcntl(fd, F_SETFD, 0) < 0) {
-        die(b, "cannot pass a descriptor on");
-    }
-    return fd;
-}
-
 /* bwrap reads the program from the current offset, which all builds would share. */
 static int reopen(const struct sg_build *b, int fd)
 {
@@ -245,7 +214,7 @@ static void add_files(struct args *a, const struct sg_build *b)
 static void add_agent(struct args *a, const struct sg_build *b)
 {
     char fd[16];
-    snprintf(fd, sizeof fd, "%d", keep(b, b->agent_fd));
+    snprintf(fd, sizeof fd, "%d", sg_child_keep(b->agent_fd, b->error_fd));
     add(a, "--chdir", "/", "--clearenv", "--", SG_VIEW_AGENT, "slot", fd, NULL);
     if (b->root_server) {
         add(a, "uid", "1000", "1000", NULL);
@@ -254,32 +223,21 @@ static void add_agent(struct args *a, const struct sg_build *b)
     }
 }
 
-/* What the spawner ignores, or the server did, is not for commands to inherit. */
-static void reset_signals(void)
-{
-    sigset_t none;
-    sigemptyset(&none);
-    for (int signo = 1; signo <= SIGRTMAX; signo++) {
-        signal(signo, SIG_DFL);
-    }
-    sigprocmask(SIG_SETMASK, &none, NULL);
-}
-
 void sg_build_child(const struct sg_build *b)
 {
     static char *const no_env[] = {NULL};
-    reset_signals();
-    tie_to_parent(b);
+    sg_child_reset_signals();
+    sg_child_tie(b->parent);
     setsid();
     mount_disk(b);
     mount_terminals(b);
     make_writable(b);
     set_rlimits(b);
-    offer_to_oom_killer();
+    sg_child_offer_to_oom_killer();
     struct args a = {.n = 0};
     add_namespaces(&a, b);
     add_fd(&a, "--seccomp", reopen(b, b->seccomp_fd));
-    add_fd(&a, "--info-fd", keep(b, b->info_fd));
+    add_fd(&a, "--info-fd", sg_child_keep(b->info_fd, b->error_fd));
     add_files(&a, b);
     add_agent(&a, b);
     a.list[a.n] = NULL;

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <linux/capability.h>
 #include <linux/nsfs.h>
 #include <linux/sched.h>
@@ -19,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "backends/spawner/child.h"
 #include "base/fd.h"
 
 #define DEVICE "/dev/net/tun"
@@ -26,16 +26,7 @@
 
 _Noreturn static void die(const struct sg_net *n, const char *what)
 {
-    dprintf(n->error_fd, "%s: %s\n", what, strerror(errno));
-    _exit(1);
-}
-
-static void tie_to_parent(const struct sg_net *n)
-{
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != n->parent) {
-        _exit(1);
-    }
+    sg_child_die(n->error_fd, what);
 }
 
 /* ---- the device ---- */
@@ -62,10 +53,7 @@ static int make_device(uint32_t uid, const char **what)
 
 static int become(uint32_t uid)
 {
-    if (uid == 0) {
-        return 0;
-    }
-    return setgroups(0, NULL) < 0 || setresgid(uid, uid, uid) < 0 || setresuid(uid, uid, uid) < 0 ? -1 : 0;
+    return uid == 0 ? 0 : sg_child_become(uid);
 }
 
 /* The steps of a helper up to its device. Exits with errno. */
@@ -158,18 +146,7 @@ static void set_limits(const struct sg_net *n)
     if (setrlimit(RLIMIT_NOFILE, &files) < 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
         die(n, "cannot limit the network helper");
     }
-    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0 && write(fd, "500", 3) != 3) {
-        errno = 0; /* it stays as it was; nothing depends on it */
-    }
-    sg_close(fd);
-}
-
-static void pass_on(const struct sg_net *n, int fd)
-{
-    if (fcntl(fd, F_SETFD, 0) < 0) {
-        die(n, "cannot pass a descriptor on");
-    }
+    sg_child_offer_to_oom_killer();
 }
 
 _Noreturn static void run(const struct sg_net *n, int userns)
@@ -185,9 +162,9 @@ _Noreturn static void run(const struct sg_net *n, int userns)
     for (size_t i = 0; i < SG_COUNT_OF(args); i++) {
         list[i] = args[i] != NULL ? sg_xstrdup(args[i]) : NULL;
     }
-    pass_on(n, n->ready_fd);
-    pass_on(n, n->netns);
-    pass_on(n, userns);
+    sg_child_keep(n->ready_fd, n->error_fd);
+    sg_child_keep(n->netns, n->error_fd);
+    sg_child_keep(userns, n->error_fd);
     if (dup2(n->error_fd, STDERR_FILENO) < 0) {
         die(n, "cannot redirect");
     }
@@ -198,13 +175,8 @@ _Noreturn static void run(const struct sg_net *n, int userns)
 void sg_net_child(const struct sg_net *n)
 {
     const char *what;
-    sigset_t none;
-    sigemptyset(&none);
-    for (int signo = 1; signo <= SIGRTMAX; signo++) {
-        signal(signo, SIG_DFL);
-    }
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    tie_to_parent(n);
+    sg_child_reset_signals();
+    sg_child_tie(n->parent);
     int userns = ioctl(n->netns, NS_GET_USERNS);
     if (userns < 0) {
         die(n, "cannot find the owner of the slot's network");
@@ -224,6 +196,6 @@ void sg_net_child(const struct sg_net *n)
         die(n, "cannot take the slot's uid");
     }
     drop_capabilities(n);
-    tie_to_parent(n); /* a change of user had cleared it */
+    sg_child_tie(n->parent); /* a change of user had cleared it */
     run(n, userns);
 }
