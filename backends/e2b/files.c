@@ -5,13 +5,12 @@
 #include <stdio.h>
 
 #include "backends/e2b/scripts.h"
+#include "backends/file_error.h"
 #include "base/buf.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/str.h"
 
-#define NOT_REGULAR 1001
-#define NO_MATCH 1002
 #define FAILED 3
 #define CONDITION_MAX ((size_t)4096)
 
@@ -104,43 +103,20 @@ bool e2b_record(const char **at, const char *end, const char **ret_name, struct 
 
 /* ---- a run ---- */
 
-static const struct {
-    int error;
-    enum sg_code code;
-    const char *text;
-} errors[] = {
-    {ENOENT, SG_NOT_FOUND, "no such file or directory"},
-    {EACCES, SG_FORBIDDEN, "not permitted for the sandbox's user"},
-    {EPERM, SG_FORBIDDEN, "not permitted for the sandbox's user"},
-    {EROFS, SG_FORBIDDEN, "a read-only file system"},
-    {EISDIR, SG_IS_A_DIRECTORY, "a directory"},
-    {ENOTDIR, SG_NOT_A_DIRECTORY, "a part of the path is not a directory"},
-    {NOT_REGULAR, SG_NOT_A_REGULAR_FILE, "a FIFO, device, socket or kernel file"},
-    {ENXIO, SG_NOT_A_REGULAR_FILE, "a FIFO, device, socket or kernel file"},
-    {NO_MATCH, SG_PRECONDITION_FAILED, "the file is not in the state that the request asks for"},
-    {ENOTEMPTY, SG_DIRECTORY_NOT_EMPTY, "the directory is not empty"},
-    {EEXIST, SG_ALREADY_EXISTS, "something of that name exists"},
-    {ENOSPC, SG_SANDBOX_DISK_FULL, "no space left in the sandbox"},
-    {EDQUOT, SG_SANDBOX_DISK_FULL, "no space left in the sandbox"},
-    {EFBIG, SG_SANDBOX_DISK_FULL, "larger than the sandbox allows"},
-    {ENAMETOOLONG, SG_PATH_REFUSED, "the path is too long"},
+/* What it says in a way of its own. */
+static const struct sg_file_error own[] = {
     {ELOOP, SG_PATH_REFUSED, "too many symbolic links"},
-    {EINVAL, SG_PATH_REFUSED, "the path cannot be used for this"},
-    {EXDEV, SG_CONFLICT, "not on one file system"},
-    {EBUSY, SG_CONFLICT, "in use by the sandbox itself"},
-    {ETXTBSY, SG_CONFLICT, "the program is running"},
     {ENOMEM, SG_OVERLOADED, "too much for the sandbox at once"},
 };
 
 static int explain(int error, struct sg_error *err)
 {
-    for (size_t i = 0; i < SG_COUNT_OF(errors); i++) {
-        if (errors[i].error != error)
-            continue;
-        sg_error_set(err, errors[i].code, "%s", errors[i].text);
-        return errors[i].code == SG_OVERLOADED ? sg_error_retry_after(err, 1) : -1;
-    }
-    return sg_error_set(err, SG_PROVIDER_FAILED, "the sandbox answers with an unexpected error (%d)", error);
+    const struct sg_file_error *e = sg_file_error_find(own, SG_COUNT_OF(own), error);
+
+    if (!e)
+        return sg_error_set(err, SG_PROVIDER_FAILED, "the sandbox answers with an unexpected error (%d)", error);
+    sg_error_set(err, e->code, "%s", e->text);
+    return e->code == SG_OVERLOADED ? sg_error_retry_after(err, 1) : -1;
 }
 
 struct run {
@@ -172,7 +148,7 @@ static void ran(void *arg, const struct e2b_ran *said, const struct sg_error *er
     } else if (said->code == 0) {
         r->c.done(r->c.arg, said->out, said->out_len, NULL);
     } else {
-        if (said->code == FAILED && said->out_len < 16 && said->out[0] == 'E' && sg_parse_int(said->out + 1, 0, 9999, &error))
+        if (said->code == FAILED && said->out_len < 16 && said->out[0] == 'E' && sg_parse_int(said->out + 1, 0, SG_FILE_NO_MATCH, &error))
             explain((int)error, &why);
         else
             sg_error_set(&why, SG_PROVIDER_FAILED, "the sandbox cannot run what is needed for its files (status %d)", said->code);

@@ -1,5 +1,5 @@
 # args: OPERATION ARGUMENT...; paths are in hexadecimal. Says what there is to say on standard output, fields ended by NULs, and ends with 0;
-# or "E" and a number of errno (1001: no regular file, 1002: the condition does not hold), and ends with 3.
+# or "E" and a number of errno (10001: no regular file, 10002: the condition does not hold), and ends with 3.
 use strict;
 require Config;
 my ($statx, $utimensat) = $Config::Config{archname} =~ /^x86_64/ ? (332, 280) : (291, 88);
@@ -81,7 +81,7 @@ sub target {
         fail($!) if !$s && $! != 2;
         if (!$s || $s->{type} ne 'l' || $no_links) {
             fail(21) if $s && $s->{type} eq 'd';
-            fail(1001) if $s && !$no_links && $s->{type} ne 'f';
+            fail(10001) if $s && !$no_links && $s->{type} ne 'f';
             fail(13) if $s && $s->{type} eq 'f' && !-w "$dir/$name";
             return ($dir, $name, $s);
         }
@@ -172,7 +172,7 @@ my %do = (
         my $held = alone(defined $up && $up ne '' ? $up : '/');
         my $s = look($p, 0);
         fail($!) if !$s && $! != 2;
-        fail(1002) unless holds($cond, $s);
+        fail(10002) unless holds($cond, $s);
         fail(2) unless $s;
         if ($s->{type} ne 'd') { unlink $p or fail($!) }
         elsif ($deep) { my $q = $p; $q =~ s{/+$}{}; remove_tree($q) }
@@ -189,7 +189,7 @@ my %do = (
     begin => sub {
         my ($hex, $cond, $no_links) = @_;
         my ($dir, $name, $s) = target(place($hex), $no_links);
-        fail(1002) unless holds($cond, $s);
+        fail(10002) unless holds($cond, $s);
         my $t = nearest($dir) . '/' . random_name();
         sysopen my $f, $t, 0301, 0600 or fail($!); # O_WRONLY | O_CREAT | O_EXCL
         say_all($t, "\0");
@@ -201,7 +201,7 @@ my %do = (
         make_path($dir, 0755) or fail($!);
         my $held = alone($dir);
         ($dir, $name, $s) = target("$dir/$name", $no_links);
-        fail(1002) unless holds($cond, $s);
+        fail(10002) unless holds($cond, $s);
         my $p = "$dir/$name";
         if ($append && $s) {
             open my $in, '<:raw', $temp or fail($!);
@@ -223,7 +223,7 @@ my %do = (
         } else {
             chmod $mode ne '-' ? oct $mode : $s && $s->{type} eq 'f' ? $s->{mode} & 0777 : 0644, $temp or fail($!);
             set_time($temp, $mtime, 0);
-            if ($cond =~ /^2/) { link $temp, $p or fail($! == 17 ? 1002 : $!); unlink $temp }
+            if ($cond =~ /^2/) { link $temp, $p or fail($! == 17 ? 10002 : $!); unlink $temp }
             else { rename $temp, $p or fail($!) }
         }
         undef $temp;
@@ -235,10 +235,10 @@ my %do = (
         my $p = place(shift);
         my $s = look($p, 1) or fail($!);
         fail(21) if $s->{type} eq 'd';
-        fail(1001) if $s->{type} ne 'f';
+        fail(10001) if $s->{type} ne 'f';
         sysopen my $f, $p, 04000 or fail($!); # O_NONBLOCK
         my $real = readlink '/proc/self/fd/' . fileno $f;
-        fail(1001) if !defined $real || $real =~ m{^/(proc|sys)/};
+        fail(10001) if !defined $real || $real =~ m{^/(proc|sys)/};
         say_all($real, "\0", record('', $s));
     },
 );
