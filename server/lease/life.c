@@ -278,7 +278,7 @@ static void extension_written(void *arg, const struct sg_error *err)
 }
 
 /* Under the lock: 1 submitted, 0 nothing to change, -1. */
-static int extend(struct sg_entry *e, int64_t timeout_ms, const struct sg_budget_left *budget, const struct sg_store_done *done,
+static int extend(struct sg_entry *e, int64_t timeout_ms, const struct sg_spend_limit *budget, const struct sg_store_done *done,
                   struct sg_after *a, struct sg_error *err)
 {
     int64_t now = sg_now_ms();
@@ -290,7 +290,7 @@ static int extend(struct sg_entry *e, int64_t timeout_ms, const struct sg_budget
         return 0;
     }
     const int64_t held_before = e->on_hold;
-    if (sg_entry_hold_price(e, budget->set, budget->microusd, now + timeout_ms - e->expires_ms, err) < 0) {
+    if (sg_entry_hold_price(e, budget, now + timeout_ms - e->expires_ms, err) < 0) {
         return -1;
     }
     const int64_t before_ms = e->expires_ms;
@@ -316,7 +316,7 @@ static int extend(struct sg_entry *e, int64_t timeout_ms, const struct sg_budget
     return 1;
 }
 
-int sg_registry_extend(struct sg_registry *r, struct sg_entry *e, int64_t timeout_ms, const struct sg_budget_left *budget,
+int sg_registry_extend(struct sg_registry *r, struct sg_entry *e, int64_t timeout_ms, const struct sg_spend_limit *budget,
                        const struct sg_store_done *done, struct sg_error *err)
 {
     struct sg_after after;

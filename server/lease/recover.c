@@ -65,13 +65,9 @@ static void note_gone(struct sg_registry *r, struct sg_store_op *op, struct sg_l
     sg_cleanup(sg_json_p) json_t *detail = json_pack("{s:s, s:s, s:s}", "provider", l->provider, "sandbox_id",
                                                      l->sandbox_id, "reason", l->reason);
     sg_lease_events_add(&events, l, false, l->ended_us);
-    int64_t cost = sg_lease_cost(l);
-    if (cost > 0) {
-        sg_store_op_spent(op, l->terms->tenant, cost);
-        pthread_mutex_lock(&r->lock);
-        sg_registry_tenant(r, l->terms->tenant)->spent += cost;
-        pthread_mutex_unlock(&r->lock);
-    }
+    pthread_mutex_lock(&r->lock);
+    sg_tenant_charge(sg_registry_tenant(r, l->terms->tenant), l, op);
+    pthread_mutex_unlock(&r->lock);
     sg_store_op_lease_state(op, l);
     sg_store_op_events(op, l->id, &events);
     sg_lease_events_finish(&events);
@@ -105,7 +101,7 @@ static struct sg_entry *take_over(struct sg_registry *r, struct sg_lease *l)
         sg_due_set(r, e);
     }
     int64_t ms = e->lease.expires_us > 0 ? (e->lease.expires_us - e->lease.created_us) / 1000 : e->lease.terms->timeout_ms;
-    (void)sg_entry_hold_price(e, false, 0, ms, NULL);
+    (void)sg_entry_hold_price(e, &(struct sg_spend_limit){0}, ms, NULL);
     pthread_mutex_unlock(&r->lock);
     return e;
 }

@@ -84,11 +84,16 @@ enum sg_reserved {
                              in memory, else NULL */
 };
 
+/* What a tenant may spend on all its leases ever. */
+struct sg_spend_limit {
+    bool set;
+    int64_t microusd;
+};
+
 struct sg_reserve {
     struct sg_lease_terms *terms; /* borrowed; the entry takes a reference */
     int64_t max_leases;           /* of the tenant, 0: none */
-    bool budget_set;
-    int64_t budget_microusd; /* of the tenant, for all its leases ever: the whole time of this one must fit in what is left */
+    struct sg_spend_limit budget; /* the whole time of this lease must fit in what is left of it */
 };
 
 /* Micro-dollars that the tenant's leases have cost, or may cost until they end. */
@@ -139,16 +144,11 @@ void sg_registry_failed(struct sg_registry *r, struct sg_entry *e, struct sg_sto
 
 /* ---- life ---- */
 
-/* The budget of who asks for more time. */
-struct sg_budget_left {
-    bool set;
-    int64_t microusd;
-};
 /* max(expires_at, now + timeout), durable before done; counts as use. done may come before this returns. SG_QUOTA_EXCEEDED when the budget
  * does not allow for it.
  * Either the lease lives until the new time, or the error is SG_LEASE_GONE: decided against expiry under one
  * lock. Also SG_LEASE_NOT_READY, SG_SANDBOX_LOST, SG_STORE_UNAVAILABLE (not extended). */
-int sg_registry_extend(struct sg_registry *r, struct sg_entry *e, int64_t timeout_ms, const struct sg_budget_left *budget,
+int sg_registry_extend(struct sg_registry *r, struct sg_entry *e, int64_t timeout_ms, const struct sg_spend_limit *budget,
                        const struct sg_store_done *done, struct sg_error *err);
 
 /* Begins the end. The first caller decides the reason; later calls change nothing. True: this call began it.

@@ -121,10 +121,12 @@ bool sg_entry_past_retention(const struct sg_entry *e);
 /* ---- spend.c: with the lock held, but for the last ---- */
 
 /* Holds what e costs in so long: SG_QUOTA_EXCEEDED (reason budget_exhausted) when that is more than the budget leaves. */
-int sg_entry_hold_price(struct sg_entry *e, bool budget_set, int64_t budget, int64_t ms, struct sg_error *err);
+int sg_entry_hold_price(struct sg_entry *e, const struct sg_spend_limit *budget, int64_t ms, struct sg_error *err);
 /* Gives so much of it back. */
 void sg_entry_drop_hold(struct sg_entry *e, int64_t microusd);
-/* Once e has ended: what it cost takes the place of what was held. op: where that is written down, or NULL: nothing was asked for. */
+/* What l, which has ended, has cost is spent, and written down with op (NULL: nothing was asked for). */
+void sg_tenant_charge(struct sg_tenant_use *t, const struct sg_lease *l, struct sg_store_op *op);
+/* Once e has ended: what it cost takes the place of what was held. op: as of sg_tenant_charge(). */
 void sg_entry_settle(struct sg_entry *e, struct sg_store_op *op);
 /* Before anything is reserved. */
 int sg_registry_load_spent(struct sg_registry *r, struct sg_error *err);

@@ -119,7 +119,7 @@ static int decide(const struct attempt *t, struct sg_entry *mine, bool asked, ui
         return sg_error_retry_after(err, 5);
     }
     if (sg_store_check(t->r->cfg.store, err) < 0 || quota(t, mine, err) < 0 ||
-        sg_entry_hold_price(mine, t->q->budget_set, t->q->budget_microusd, mine->lease.terms->timeout_ms, err) < 0) {
+        sg_entry_hold_price(mine, &t->q->budget, mine->lease.terms->timeout_ms, err) < 0) {
         return -1;
     }
     *t->how = SG_RESERVED_NEW;

@@ -8,18 +8,18 @@ static int64_t in_use(const struct sg_tenant_use *t)
     return t->spent + t->on_hold;
 }
 
-int sg_entry_hold_price(struct sg_entry *e, bool budget_set, int64_t budget, int64_t ms, struct sg_error *err)
+int sg_entry_hold_price(struct sg_entry *e, const struct sg_spend_limit *budget, int64_t ms, struct sg_error *err)
 {
     struct sg_tenant_use *t = e->tenant;
     int64_t price = sg_price_of(e->lease.terms->price_uh, ms);
     if (price == 0) {
         return 0;
     }
-    if (budget_set && price > budget - in_use(t)) {
+    if (budget->set && price > budget->microusd - in_use(t)) {
         (void)sg_error_set(err, SG_QUOTA_EXCEEDED, "%s would spend up to $%.6f more on this, and has $%.6f left of its budget of $%.6f", t->name,
-                           (double)price / 1e6, (double)(budget - in_use(t)) / 1e6, (double)budget / 1e6);
+                           (double)price / 1e6, (double)(budget->microusd - in_use(t)) / 1e6, (double)budget->microusd / 1e6);
         (void)sg_error_reason(err, "budget_exhausted");
-        sg_error_member(err, "limit", json_real((double)budget / 1e6));
+        sg_error_member(err, "limit", json_real((double)budget->microusd / 1e6));
         sg_error_member(err, "use", json_real((double)in_use(t) / 1e6));
         sg_error_member(err, "owner", json_string(t->name));
         return sg_error_retry_after(err, 60);
@@ -36,17 +36,20 @@ void sg_entry_drop_hold(struct sg_entry *e, int64_t microusd)
     e->tenant->on_hold -= n;
 }
 
+void sg_tenant_charge(struct sg_tenant_use *t, const struct sg_lease *l, struct sg_store_op *op)
+{
+    int64_t cost = sg_lease_cost(l);
+    t->spent += cost;
+    if (op != NULL && cost > 0) {
+        sg_store_op_spent(op, t->name, cost);
+    }
+}
+
 void sg_entry_settle(struct sg_entry *e, struct sg_store_op *op)
 {
-    const struct sg_lease *l = &e->lease;
-    if (e->on_hold == 0) {
-        return;
-    }
-    sg_entry_drop_hold(e, e->on_hold);
-    int64_t cost = sg_lease_cost(l);
-    e->tenant->spent += cost;
-    if (op != NULL && cost > 0) {
-        sg_store_op_spent(op, e->tenant->name, cost);
+    if (e->on_hold > 0) {
+        sg_entry_drop_hold(e, e->on_hold);
+        sg_tenant_charge(e->tenant, &e->lease, op);
     }
 }
 

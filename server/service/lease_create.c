@@ -455,7 +455,7 @@ static void join_other(struct sg_creation *c)
 
 static void reserve(struct sg_creation *c)
 {
-    struct sg_reserve q = {.terms = c->terms, .max_leases = c->max_leases, .budget_set = c->budget_set, .budget_microusd = c->budget_microusd};
+    struct sg_reserve q = {.terms = c->terms, .max_leases = c->max_leases, .budget = c->budget};
     struct sg_stored_answer stored = {0};
     enum sg_reserved how;
 
@@ -510,8 +510,7 @@ static void take_args(struct sg_creation *c, struct sg_service *s, const struct 
     c->request = *a->request;
     *a->request = (struct sg_lease_request){0};
     c->max_leases = a->who->max_leases;
-    c->budget_set = a->who->budget_set;
-    c->budget_microusd = a->who->budget_microusd;
+    c->budget = (struct sg_spend_limit){.set = a->who->budget_set, .microusd = a->who->budget_microusd};
     c->async = a->async;
     c->wait_ms = a->wait_ms;
     c->cancel = a->cancel ? sg_cancel_ref(a->cancel) : NULL;

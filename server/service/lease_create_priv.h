@@ -21,8 +21,7 @@ struct sg_creation {
     struct sg_kept snapshot; /* to be restored, */
     int snapshot_fd;         /* or -1 */
     int64_t max_leases;
-    bool budget_set;
-    int64_t budget_microusd;
+    struct sg_spend_limit budget;
     unsigned required_caps; /* of the policy */
     bool async;
     int64_t wait_ms;

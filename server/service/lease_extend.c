@@ -5,7 +5,7 @@ struct extension {
     struct sg_service *s;
     struct sg_entry *entry;
     int64_t timeout_ms;
-    struct sg_budget_left budget;
+    struct sg_spend_limit budget;
     struct sg_store_done done;
 };
 
@@ -26,7 +26,7 @@ static void provider_extended(void *arg, const struct sg_error *err)
 int sg_service_extend(struct sg_service *s, const struct sg_principal *who, struct sg_entry *e, int64_t timeout_ms,
                       const struct sg_store_done *done, struct sg_error *err)
 {
-    const struct sg_budget_left budget = {.set = who->budget_set, .microusd = who->budget_microusd};
+    const struct sg_spend_limit budget = {.set = who->budget_set, .microusd = who->budget_microusd};
     struct sg_sandbox *sb;
 
     if (timeout_ms <= 0)

@@ -221,7 +221,7 @@ static void use(unsigned *seed, struct sg_entry *e)
     struct pause p = {0};
     struct sg_store_done d = {.fn = done, .arg = &p};
     sem_init(&p.sem, 0, 0);
-    if (rand_r(seed) % 3 == 0 && sg_registry_extend(reg, e, 40 + rand_r(seed) % 100, &(struct sg_budget_left){0}, &d, &err) == 0) {
+    if (rand_r(seed) % 3 == 0 && sg_registry_extend(reg, e, 40 + rand_r(seed) % 100, &(struct sg_spend_limit){0}, &d, &err) == 0) {
         pause_for(&p);
     }
     sem_destroy(&p.sem);

@@ -83,7 +83,7 @@ static void extend(struct sg_entry *e, int64_t ms)
     struct outcome o;
     outcome_init(&o);
     struct sg_store_done done = {.fn = outcome_set, .arg = &o};
-    cr_assert_eq(sg_registry_extend(w.reg, e, ms, &(struct sg_budget_left){0}, &done, &err), 0, "%s", err.message);
+    cr_assert_eq(sg_registry_extend(w.reg, e, ms, &(struct sg_spend_limit){0}, &done, &err), 0, "%s", err.message);
     sem_wait_all(&o.sem);
     cr_assert_not(o.failed);
 }

@@ -20,7 +20,7 @@ static int extend(struct sg_entry *e, int64_t ms, struct sg_error *err)
     struct outcome o;
     outcome_init(&o);
     struct sg_store_done done = {.fn = outcome_set, .arg = &o};
-    if (sg_registry_extend(w.reg, e, ms, &(struct sg_budget_left){0}, &done, err) < 0) {
+    if (sg_registry_extend(w.reg, e, ms, &(struct sg_spend_limit){0}, &done, err) < 0) {
         return -1;
     }
     sem_wait_all(&o.sem);

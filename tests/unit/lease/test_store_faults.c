@@ -85,7 +85,7 @@ static void full_disk(const char *dir, void (*make_room)(const char *dir))
     struct outcome o;
     outcome_init(&o);
     struct sg_store_done done = {.fn = outcome_set, .arg = &o};
-    if (sg_registry_extend(w.reg, e, 3600000, &(struct sg_budget_left){0}, &done, &err) == 0) {
+    if (sg_registry_extend(w.reg, e, 3600000, &(struct sg_spend_limit){0}, &done, &err) == 0) {
         sem_wait_all(&o.sem);
         cr_expect(o.failed);
     }
