@@ -20,6 +20,7 @@ import escape_inside
 import exhaust_inside
 from conftest import account, server_kinds
 from harness import SLOW, Server, wait_until
+from tars import make_tar
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIMITS = {"memory_max": 96 << 20, "pids_max": 48, "disk_max": 24 << 20}
@@ -218,15 +219,6 @@ def url(lease, route, **query):
     return f"/leases/{lease}/{route}?" + urllib.parse.urlencode(query)
 
 
-def small_tar(name, data):
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as t:
-        m = tarfile.TarInfo(name)
-        m.size = len(data)
-        t.addfile(m, io.BytesIO(data))
-    return out.getvalue()
-
-
 def tar_names(body):
     try:
         with tarfile.open(fileobj=io.BytesIO(body)) as t:
@@ -270,7 +262,7 @@ def _append(c, l):
 
 
 def _untar(c, l):
-    return c.put(url(l, "files/tar", path="d"), small_tar("from-tar", b"x")).status, False
+    return c.put(url(l, "files/tar", path="d"), make_tar(("from-tar", b"x"))).status, False
 
 
 def _mkdir(c, l):

@@ -15,6 +15,7 @@ import urllib.parse
 import pytest
 
 from harness import SLOW, Server, output, wait_until
+from tars import make_tar
 
 
 def stat(client, lease, path):
@@ -302,28 +303,6 @@ def get_tar(client, lease, path):
     r = client.get(tar_url(lease, path))
     assert r.status == 200 and r.header("Content-Type") == "application/x-tar", r
     return tarfile.open(fileobj=io.BytesIO(r.body))
-
-
-def make_tar(*entries, format=tarfile.PAX_FORMAT, mode="w"):
-    """entries: (name, content or None for a directory or {member attributes})"""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode, format=format) as t:
-        for name, what in entries:
-            m = tarfile.TarInfo(name)
-            m.mtime = 1234567890
-            data = b""
-            if what is None:
-                m.type, m.mode = tarfile.DIRTYPE, 0o755
-            elif isinstance(what, dict):
-                data = what.get("data", b"")
-                m.size = len(data)
-                for k, v in what.items():
-                    if k != "data":
-                        setattr(m, k, v)
-            else:
-                data, m.size = what, len(what)
-            t.addfile(m, io.BytesIO(data))
-    return out.getvalue()
 
 
 def put_tar(client, lease, path, data, headers=None, **query):

@@ -1,14 +1,13 @@
 """The disks of a sandbox: what a full one means, on a sized tmpfs and on a directory of the host, and versions of files on both."""
-import io
 import os
 import subprocess
-import tarfile
 import urllib.parse
 
 import pytest
 
 from conftest import account, one_kind
 from harness import SLOW, Server
+from tars import make_tar
 
 
 def url(lease, route, path=None, **query):
@@ -17,16 +16,6 @@ def url(lease, route, path=None, **query):
 
 def names(c, lease, path="."):
     return sorted(i["name"] for i in c.get(url(lease, "files/list", path, recursive="1", limit=1000)).json()["items"])
-
-
-def tar(*entries):
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as t:
-        for name, data in entries:
-            m = tarfile.TarInfo(name)
-            m.size, m.mtime = len(data), 1234567890
-            t.addfile(m, io.BytesIO(data))
-    return out.getvalue()
 
 
 def full(r):
@@ -68,8 +57,8 @@ def test_a_full_disk(small):
     for append in ({}, {"append": "1"}):
         assert full(c.write(id, "keep", big, **append)) and c.read(id, "keep").body == b"old"
     assert full(c.write(id, "new/dir/file", big)) and names(c, id) == before
-    assert full(c.put(url(id, "files/tar", "t"), tar(("f", b"new"), ("big", big)))) and names(c, id) == before
-    assert full(c.put(url(id, "files/tar", "u"), tar(("big", big)))) and names(c, id) == before
+    assert full(c.put(url(id, "files/tar", "t"), make_tar(("f", b"new"), ("big", big)))) and names(c, id) == before
+    assert full(c.put(url(id, "files/tar", "u"), make_tar(("big", big)))) and names(c, id) == before
     # The same with a body that does not say how long it is.
     assert full(c.put(c.file_url(id, "keep"), iter([big[:1 << 20]] * 40), headers={"Transfer-Encoding": "chunked"}))
     # From one file system to the other it is copied first; what does not fit stays where it is.
@@ -90,7 +79,7 @@ def test_a_disk_that_commands_have_filled(small):
     for append in ({}, {"append": "1"}):
         r = c.write(id, "keep", b"x" * 100000, **append)
         assert full(r) and c.read(id, "keep").body == b"old"
-    assert full(c.put(url(id, "files/tar", "t"), tar(("f", b"x" * 100000))))
+    assert full(c.put(url(id, "files/tar", "t"), make_tar(("f", b"x" * 100000))))
     # What takes no room still works.
     assert c.get(url(id, "files/stat", "hog")).json()["size"] > 10_000_000
     assert c.post(url(id, "files/move"), {"from": "keep", "to": "kept"}).status == 204
@@ -108,7 +97,7 @@ def test_no_room_for_more_names():
         c.exec(id, ["python3", "-c", "i = 0\ntry:\n  while True:\n    open('f%d' % i, 'w').close(); i += 1\nexcept OSError: pass"], timeout=120)
         count = len(c.exec(id, "ls | wc -l")["stdout"]) and int(c.exec(id, "ls | wc -l")["stdout"])
         assert full(c.write(id, "one", b"more")) and full(c.post(url(id, "files/mkdir", "d/e")))
-        assert full(c.put(url(id, "files/tar", "t"), tar(("f", b"")))) and full(c.write(id, "f0", b"x"))
+        assert full(c.put(url(id, "files/tar", "t"), make_tar(("f", b"")))) and full(c.write(id, "f0", b"x"))
         assert int(c.exec(id, "ls | wc -l")["stdout"]) == count, "nothing is left of what was refused"
         assert c.delete(c.file_url(id, "f1")).status == 204 and c.delete(c.file_url(id, "f2")).status == 204
         assert c.write(id, "one", b"more").status == 201
@@ -150,7 +139,7 @@ def test_no_tag_means_two_versions(box):
         seen[tag] = (what, body)
 
     for i in range(100):
-        assert c.put(url(id, "files/tar", "t"), tar(("f", b"%04d" % i))).status in (200, 201)
+        assert c.put(url(id, "files/tar", "t"), make_tar(("f", b"%04d" % i))).status in (200, 201)
         look("archive")
         look("put", c.write(id, "t/f", b"%04d" % i))
     for i in range(10):

@@ -11,6 +11,7 @@ import pytest
 
 from conftest import account, one_kind
 from harness import SLOW, Server, wait_until
+from tars import make_tar
 
 
 @pytest.fixture(scope="module", params=one_kind())
@@ -48,21 +49,6 @@ def names(c, lease, path="."):
     return sorted(i["name"] for i in r.json()["items"])
 
 
-def tar(*entries):
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as t:
-        for name, what in entries:
-            m = tarfile.TarInfo(name)
-            data = b""
-            if isinstance(what, bytes):
-                data, m.size = what, len(what)
-            else:
-                for k, v in what.items():
-                    setattr(m, k, v)
-            t.addfile(m, io.BytesIO(data))
-    return out.getvalue()
-
-
 SECRET = "/var/sandgate-test-secret"
 
 
@@ -97,8 +83,8 @@ def test_no_way_to_the_host(box, secret, way):
             assert r.status in (400, 403, 404, 409), (raw, r)
         r = c.get(f"/leases/{id}/files/stat?path={raw}")
         assert r.status in (403, 404) or (r.status == 200 and r.json()["type"] == "symlink"), r
-    for r in (c.write(id, path, b"pwned"), c.write(id, path, b"pwned", append="1"), c.put(url(id, "files/tar", path), tar(("x", b"pwned"))),
-              c.put(url(id, "files/tar", os.path.dirname(path) or "."), tar((os.path.basename(path), b"pwned"))),
+    for r in (c.write(id, path, b"pwned"), c.write(id, path, b"pwned", append="1"), c.put(url(id, "files/tar", path), make_tar(("x", b"pwned"))),
+              c.put(url(id, "files/tar", os.path.dirname(path) or "."), make_tar((os.path.basename(path), b"pwned"))),
               c.post(url(id, "files/mkdir", path)), c.post(url(id, "files/move"), {"from": path, "to": "stolen"}),
               c.exec_response(id, "cat sandgate-test-secret", cwd=os.path.dirname(path) or "."), c.exec_response(id, "true", cwd=path)):
         assert b"secret of the host" not in r.body, r
@@ -131,7 +117,7 @@ def test_directories_that_become_links(box, secret):
     until = time.monotonic() + (6 if SLOW == 1 else 10)
     calls = [lambda k: k.read(id, "x/sandgate-test-secret"), lambda k: k.write(id, "x/sandgate-test-secret", b"pwned"),
              lambda k: k.write(id, "x/sandgate-test-secret", b"pwned", append="1"), lambda k: k.delete(url(id, "files", "x", recursive="1")),
-             lambda k: k.get(url(id, "files/list", "x")), lambda k: k.put(url(id, "files/tar", "x"), tar(("sandgate-test-secret", b"pwned"))),
+             lambda k: k.get(url(id, "files/list", "x")), lambda k: k.put(url(id, "files/tar", "x"), make_tar(("sandgate-test-secret", b"pwned"))),
              lambda k: k.post(url(id, "files/move"), {"from": "x/sandgate-test-secret", "to": "stolen"}), lambda k: k.read(id, "stolen"),
              lambda k: k.post(url(id, "files/mkdir", "x/sandgate-test-secret/d"))]
 
@@ -178,7 +164,7 @@ def test_tars_into_a_place_that_is_fought_over(box):
     s, c, id = box
     c.exec(id, "(while :; do mkdir -p t; ln -sfn /tmp t/l; rm -f t/a; mkdir -p t/a; rm -rf t/b t/.sandgate*; done) >/dev/null 2>&1 &")
     for i in range(30):
-        r = c.put(url(id, "files/tar", "t"), tar(("a", b"file"), ("b/c", b"1"), ("l/x", b"through")))
+        r = c.put(url(id, "files/tar", "t"), make_tar(("a", b"file"), ("b/c", b"1"), ("l/x", b"through")))
         assert r.status in (200, 201, 403, 404, 409, 507), r
     assert [n for n in names(c, id, "/tmp") if n != "after"] == [], "nothing went through the planted link"
 
@@ -241,7 +227,7 @@ def test_set_user_id_bits_do_not_pass(box):
         assert r.status == 400 and r.json()["field"] == "mode", r
     with tarfile.open(fileobj=io.BytesIO(c.get(url(id, "files/tar", "d")).body)) as t:
         assert [oct(m.mode) for m in t.getmembers()] == ["0o755"]
-    assert c.put(url(id, "files/tar", "u"), tar(("g", {"mode": 0o6755, "type": tarfile.REGTYPE}), ("sticky", {"mode": 0o1777, "type": tarfile.DIRTYPE}))).status == 201
+    assert c.put(url(id, "files/tar", "u"), make_tar(("g", {"mode": 0o6755, "type": tarfile.REGTYPE}), ("sticky", {"mode": 0o1777, "type": tarfile.DIRTYPE}))).status == 201
     assert c.exec(id, "stat -c %a u/g u/sticky")["stdout"] == "755\n777\n"
     assert c.write(id, "f", b"new").json()["mode"] == "0755", "kept, but for those"
     assert c.post(url(id, "files/move"), {"from": "d/g", "to": "/tmp/g"}).status == 204

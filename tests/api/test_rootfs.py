@@ -16,26 +16,15 @@ import pytest
 
 from conftest import account, one_kind
 from harness import SLOW, Server, wait_until
+from tars import make_tar
 
 BUSYBOX = "/bin/busybox"
 pytestmark = pytest.mark.skipif(not os.path.exists(BUSYBOX), reason="needs the package busybox-static")
 
 
-def tar_of(*entries, mode="w"):
-    """(name, bytes of a file or attributes of another entry)..."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as t:
-        for name, what in entries:
-            m = tarfile.TarInfo(name)
-            m.mode = 0o755
-            data = b""
-            if isinstance(what, bytes):
-                data, m.size = what, len(what)
-            else:
-                for k, v in what.items():
-                    setattr(m, k, v)
-            t.addfile(m, io.BytesIO(data))
-    return out.getvalue()
+def tar_of(*entries):
+    """Of files that may be run."""
+    return make_tar(*entries, attributes={"mode": 0o755})
 
 
 def link(to):
