@@ -26,7 +26,7 @@ LAYERS = {
     "server/http/": HTTP,
     "server/config": HTTP + ["config", "backends/"],
     "server/cli/": HTTP + ["config.h", "cli/", "app.h", "backends/"],
-    "server/app": HTTP + ["config.h", "app.h", "roots.h", "backends/"],
+    "server/app": HTTP + ["config.h", "app.h", "app_priv.h", "roots.h", "backends/"],
     "server/roots": HTTP + ["config.h", "roots.h", "backends/"],
     "server/main.c": ["cli/"],
     "backends/": MODEL + ["backends/"],
