@@ -33,7 +33,7 @@ SECTIONS = sections()
 
 # Sections with commands that nothing here types, and why.
 NOT_FOLLOWED = {"Containers: the backend `docker`": "needs an engine and its images; the same request is made in test_docker and by the conformance suite",
-                "A cloud: the backend `e2b`": "needs an account there; the same is done in test_e2b over a stand-in"}
+                "A cloud: the backend `e2b`": "needs an account there; the same is done in test_e2b_create over a stand-in"}
 
 
 def block(heading, kind):

@@ -1,0 +1,73 @@
+"""E2B over its stand-in: nothing is paid for that nobody has, and a lease has what it says it has."""
+import json
+import urllib.request
+
+from e2b_rig import gone, ids, server, server_of, standin  # noqa: F401
+from harness import wait_until
+
+
+def test_a_delete_is_repeated_until_the_provider_confirms(server, standin):
+    c = server.client()
+    id = c.lease()
+    standin.order({"op": "delete", "kind": "status", "status": 500, "times": 6})
+    assert c.delete(f"/leases/{id}").status in (200, 202)
+    gone(standin)
+    wait_until(lambda: c.get(f"/leases/{id}").json()["state"] == "terminated", 20)
+
+
+def test_a_sandbox_that_vanishes_is_lost_soon(server, standin):
+    c = server.client()
+    idle, used = c.lease(), c.lease()
+    for id in (idle, used):
+        standin.vanish(c.get(f"/leases/{id}").json()["sandbox_id"])
+    r = c.post(f"/leases/{used}/exec", {"command": "true"})
+    assert r.status == 410 and r.code in ("sandbox_lost", "lease_gone"), r
+    for id in (idle, used):
+        wait_until(lambda i=id: c.get(f"/leases/{i}").json()["state"] == "lost", 20)
+
+
+def test_what_is_ours_and_nobodys_is_removed_and_what_is_not_ours_stays(server, standin):
+    c = server.client()
+    id = c.lease()
+    [mine] = standin.state()["sandboxes"]
+
+    def make(metadata):
+        q = urllib.request.Request(standin.url + "/v2/sandboxes", json.dumps({"templateID": "base", "timeout": 60, "metadata": metadata}).encode(),
+                                   {"X-API-Key": standin.key, "Content-Type": "application/json"})
+        return json.load(urllib.request.urlopen(q))["sandboxID"]
+    orphan = make({"sandgate": mine["metadata"]["sandgate"], "lease": "lease_nobody"})
+    twin = make(mine["metadata"])
+    others = make({"sandgate": "another", "lease": id}), make({})
+    wait_until(lambda: not {orphan, twin} & set(ids(standin)), 20)
+    assert set(ids(standin)) == {mine["id"], *others}
+    assert c.exec(id, "true")["returncode"] == 0
+    for other in others:
+        standin.vanish(other)
+    c.terminate(id)
+
+
+def test_leases_are_found_again_after_a_kill(standin):
+    standin.order()
+    with server_of(standin) as s:
+        c = s.client()
+        kept, ended = c.lease(timeout_sec=600), c.lease(timeout_sec=4)
+        c.exec(kept, "echo still > here")
+        standin.order({"op": "create", "kind": "stall_after"})
+        try:
+            c.post("/leases", {}, timeout=1)
+        except OSError:
+            pass
+        wait_until(lambda: len(ids(standin)) == 3, 20)
+        s.kill9()
+        standin.order({"op": "connect", "kind": "status", "status": 500, "times": 5})
+        s.start()
+        c = s.client()
+
+        def alive():
+            r = c.post(f"/leases/{kept}/exec", {"command": "cat here"})
+            assert r.status in (200, 503), r
+            return r.status == 200 and r.json()["stdout"] == "still\n"
+        wait_until(alive, 30)
+        wait_until(lambda: c.get(f"/leases/{ended}").json()["state"] == "expired", 20)
+        wait_until(lambda: ids(standin) == [c.get(f"/leases/{kept}").json()["sandbox_id"]], 20)
+    gone(standin)
