@@ -99,7 +99,8 @@ static int check(const struct sg_net_client *client, const struct sg_net_request
 {
     bool ok = q->method != NULL && q->method[0] != '\0' && one_line(q->method, false) && q->path != NULL && q->path[0] == '/' &&
               one_line(q->path, false) && strlen(q->path) < PATH_MAX_BYTES && strchr(q->path, '#') == NULL && q->done != NULL &&
-              q->n_headers < HEADERS_MAX && (q->body == NULL || q->body_pipe == NULL);
+              q->n_headers < HEADERS_MAX && (q->body == NULL || q->body_pipe == NULL || q->upgrade != NULL) &&
+              (q->upgrade == NULL || (one_line(q->upgrade, false) && q->body_pipe != NULL && q->response != NULL));
     return ok ? 0 : sg_error_set(err, SG_INTERNAL, "a call to %s is none that can be sent", client->shown);
 }
 
@@ -123,7 +124,7 @@ int sg_call_new(struct sg_net_client *client, const struct sg_net_request *q, st
     c->body_pipe = q->body_pipe != NULL ? sg_pipe_ref(q->body_pipe) : NULL;
     c->body_size = q->body_size;
     c->response_pipe = q->response != NULL ? sg_pipe_ref(q->response) : NULL;
-    c->repeatable = q->repeatable || (!sg_streq(q->method, "POST") && !sg_streq(q->method, "PATCH"));
+    c->repeatable = q->upgrade == NULL && (q->repeatable || (!sg_streq(q->method, "POST") && !sg_streq(q->method, "PATCH")));
     c->deadline_ms = q->deadline_ms;
     c->stall_ms = q->stall_ms;
     c->response_max = q->response_max;
@@ -134,6 +135,9 @@ int sg_call_new(struct sg_net_client *client, const struct sg_net_request *q, st
     sg_buf_init(&c->response.body, q->response_max);
     int rc = c->body != NULL ? add_headers(c, q, err)
                              : sg_error_set(err, SG_NO_MEMORY, "no memory for the body of a call to %s", client->shown);
+    if (rc == 0 && q->upgrade != NULL) {
+        rc = sg_wire_new(c, q->upgrade, err);
+    }
     if (rc < 0) {
         sg_call_unref(c);
         return -1;
@@ -148,6 +152,7 @@ void sg_call_free(struct sg_net_call *c)
         explicit_bzero(l->data, strlen(l->data));
     }
     curl_slist_free_all(c->headers);
+    sg_wire_free(c->wire);
     sg_buf_finish(&c->response.head);
     sg_buf_finish(&c->response.body);
     sg_error_clear(&c->why);
@@ -168,14 +173,14 @@ static bool blank(const char *p, size_t len)
     return len == 0 || (len == 1 && p[0] == '\n') || (len == 2 && p[0] == '\r' && p[1] == '\n');
 }
 
-static int too_large_a_head(struct sg_net_call *c)
+int sg_call_head_too_large(struct sg_net_call *c)
 {
     sg_error_set(&c->why, SG_PROVIDER_FAILED, "%s answers with more than %u bytes of header fields", c->client->shown, SG_NET_HEAD_MAX);
     return sg_error_reason(&c->why, "response_too_large");
 }
 
 /* "Name: value" as name NUL value NUL. Lines that are none are left out. */
-static int take_field(struct sg_net_call *c, const char *p, size_t len)
+int sg_call_take_field(struct sg_net_call *c, const char *p, size_t len)
 {
     const char *colon = memchr(p, ':', len);
     if (colon == NULL) {
@@ -195,7 +200,7 @@ static int take_field(struct sg_net_call *c, const char *p, size_t len)
     }
     if (sg_buf_add(h, p, (size_t)(colon - p)) < 0 || sg_buf_add(h, "", 1) < 0 || sg_buf_add(h, value, (size_t)(end - value)) < 0 ||
         sg_buf_add(h, "", 1) < 0) {
-        return too_large_a_head(c);
+        return sg_call_head_too_large(c);
     }
     return 0;
 }
@@ -226,7 +231,7 @@ static size_t on_header(char *p, size_t size, size_t n, void *arg)
         if (!c->headed) {
             head_over(c);
         }
-    } else if (take_field(c, p, len) < 0) {
+    } else if (sg_call_take_field(c, p, len) < 0) {
         return len + 1;
     }
     return len;
@@ -367,6 +372,10 @@ static CURLcode set_method(struct sg_net_call *c)
     CURL *e = c->easy;
     bool head = sg_streq(c->method, "HEAD");
     CURLcode rc = CURLE_OK;
+    if (c->wire != NULL) {
+        rc |= curl_easy_setopt(e, CURLOPT_TCP_KEEPALIVE, 1L); /* it may be silent for long, and the other end gone */
+        return rc | curl_easy_setopt(e, CURLOPT_CONNECT_ONLY, 1L);
+    }
     if (head) {
         rc |= curl_easy_setopt(e, CURLOPT_NOBODY, 1L);
     } else if (c->body_pipe != NULL) {

@@ -90,6 +90,12 @@ struct sg_net_request {
      * itself when a kept connection turns out to have been closed. repeatable: it may, and the connection is a kept one. */
     bool repeatable;
 
+    /* MAY: the protocol that the connection is to change to, such as "tcp"; body is then the request's, and body_pipe and response,
+     * which must be given, are what follows. Once the response is 101 or 200, which head tells, bytes go both ways as they come: the
+     * end of body_pipe closes that half of the connection, the other end's ends the call with the response. Another status is an
+     * ordinary response. deadline_ms is then that of the response's head, and there is no stall_ms. HTTP/1.1 only. */
+    const char *upgrade;
+
     int64_t deadline_ms; /* of sg_now_ms(): of everything, the wait for a turn included; 0: none */
     int64_t stall_ms;    /* ends a call during which for so long (whole seconds, rounded up) no byte moved; 0: never. A response that
                           * nobody reads is not stalled. */

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 
+#define WIRES_MAX 4096U      /* upgraded connections at the same time, of all clients */
 #define POLL_MS 60000        /* with nothing to wait for; a poke ends it */
 #define KEPT_CONNECTIONS 64L /* idle ones, of all clients */
 
@@ -91,6 +92,9 @@ static void end(struct sg_net_call *c, const struct sg_error *err)
     struct sg_net *n = client->net;
     if (c->state == SG_CALL_WAITING) {
         DL_DELETE2(client->queue, c, queue_prev, queue_next);
+    }
+    if (c->wire != NULL && c->wire->state != SG_WIRE_CONNECTING) {
+        DL_DELETE2(n->wires, c, wire_prev, wire_next);
     }
     if (c->easy != NULL) {
         (void)curl_multi_remove_handle(n->multi, c->easy);
@@ -181,6 +185,43 @@ static void run_waiting(struct sg_net_client *client)
     start(c);
 }
 
+static void wire_went(struct sg_net_call *c, int went)
+{
+    if (went != 0) {
+        end(c, went < 0 ? &c->why : NULL);
+    }
+}
+
+static void wire_begin(struct sg_net_call *c)
+{
+    DL_APPEND2(c->net->wires, c, wire_prev, wire_next);
+    int went = sg_wire_begin(c);
+    c->wire->state = c->wire->state == SG_WIRE_CONNECTING ? SG_WIRE_REQUEST : c->wire->state; /* it is in the list */
+    wire_went(c, went);
+}
+
+/* Each of them has its turn; a reference, as a callback may end another. How long the thread may sleep for their sake. */
+static int step_wires(struct sg_net *n, int wait_ms)
+{
+    struct sg_net_call *c = n->wires != NULL ? sg_call_ref(n->wires) : NULL;
+    n->n_waits = 0;
+    while (c != NULL) {
+        struct sg_net_call *next = c->wire_next != NULL ? sg_call_ref(c->wire_next) : NULL;
+        if (c->state == SG_CALL_RUNNING) {
+            wire_went(c, sg_wire_step(c));
+        }
+        sg_call_unref(c);
+        c = next;
+    }
+    DL_FOREACH2(n->wires, c, wire_next)
+    {
+        int64_t left = c->headed || c->deadline_ms == 0 ? wait_ms : c->deadline_ms - sg_now_ms();
+        wait_ms = c->wire->more || left <= 0 ? 0 : left < wait_ms ? (int)left : wait_ms;
+        n->n_waits += n->n_waits < WIRES_MAX && sg_wire_wants(c, &n->waits[n->n_waits]);
+    }
+    return wait_ms;
+}
+
 static void set_state(struct sg_net_call *c, enum sg_call_state state)
 {
     (void)pthread_mutex_lock(&c->net->lock);
@@ -199,6 +240,8 @@ static void look(struct sg_net_call *c)
         set_state(c, SG_CALL_WAITING);
         DL_APPEND2(c->client->queue, c, queue_prev, queue_next);
         run_waiting(c->client);
+    } else if (c->state == SG_CALL_RUNNING && c->wire != NULL && c->wire->state != SG_WIRE_CONNECTING) {
+        wire_went(c, sg_wire_step(c));
     } else if (c->state == SG_CALL_RUNNING && c->paused) {
         c->paused = false;
         (void)curl_easy_pause(c->easy, CURLPAUSE_CONT); /* calls the callbacks, which may pause it again */
@@ -267,6 +310,10 @@ static void reap(struct sg_net *n)
         if (m->msg != CURLMSG_DONE || curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&c) != CURLE_OK || c == NULL) {
             continue;
         }
+        if (c->wire != NULL && rc == CURLE_OK) {
+            wire_begin(c);
+            continue;
+        }
         end(c, sg_call_verdict(c, rc, &err) < 0 ? &err : NULL);
         sg_error_clear(&err);
     }
@@ -284,13 +331,13 @@ static void *run(void *arg)
         int running;
         (void)curl_multi_perform(n->multi, &running);
         reap(n);
-        int wait_ms = expire(n);
+        int wait_ms = step_wires(n, expire(n));
         (void)pthread_mutex_lock(&n->lock);
         stop = n->stop;
         bool more = n->poked != NULL;
         (void)pthread_mutex_unlock(&n->lock);
         if (!stop && !more) {
-            (void)curl_multi_poll(n->multi, NULL, 0, wait_ms, NULL);
+            (void)curl_multi_poll(n->multi, n->waits, n->n_waits, wait_ms, NULL);
         }
     }
     return NULL;
@@ -307,6 +354,7 @@ int sg_net_new(struct sg_net **ret, struct sg_error *err)
     (void)pthread_mutex_init(&n->lock, NULL);
     (void)pthread_cond_init(&n->idle, NULL);
     n->multi = curl_multi_init();
+    n->waits = sg_xcalloc(WIRES_MAX, sizeof *n->waits);
     int rc = n->multi == NULL ? ENOMEM : 0;
     if (rc == 0) {
         (void)curl_multi_setopt(n->multi, CURLMOPT_MAXCONNECTS, KEPT_CONNECTIONS);
@@ -317,6 +365,7 @@ int sg_net_new(struct sg_net **ret, struct sg_error *err)
         sg_error_sys(err, SG_INTERNAL, rc, "cannot start the thread of HTTP calls");
         curl_multi_cleanup(n->multi);
         curl_global_cleanup();
+        free(n->waits);
         free(n);
         return -1;
     }
@@ -346,6 +395,7 @@ struct sg_net *sg_net_free(struct sg_net *n)
     curl_global_cleanup();
     (void)pthread_cond_destroy(&n->idle);
     (void)pthread_mutex_destroy(&n->lock);
+    free(n->waits);
     free(n);
     return NULL;
 }

@@ -19,6 +19,9 @@ struct sg_net {
     struct sg_net_call *poked; /* calls the thread is to look at, in order; a reference each */
     struct sg_net_client *clients;
     unsigned objects; /* calls that exist, of ended ones too */
+    struct sg_net_call *wires; /* net thread: that are connected */
+    struct curl_waitfd *waits; /* net thread: room for those of them that wait */
+    unsigned n_waits;
 };
 
 struct sg_net_client {
@@ -46,6 +49,23 @@ struct sg_net_response {
     int status;
     struct sg_buf head; /* name NUL value NUL ... */
     struct sg_buf body;
+};
+
+/* One call as a connection that stops being HTTP. */
+enum sg_wire_state { SG_WIRE_CONNECTING, SG_WIRE_REQUEST, SG_WIRE_HEAD, SG_WIRE_OPEN, SG_WIRE_REFUSED };
+struct sg_wire {
+    enum sg_wire_state state;
+    int fd; /* curl's */
+    struct sg_buf request;
+    size_t sent; /* of it */
+    struct sg_buf head; /* what has come of the response's */
+    bool deaf;    /* nothing is sent any more */
+    bool blocked; /* the socket takes nothing now */
+    bool more;    /* there may be more to do without waiting */
+    bool over;    /* nothing comes any more */
+    int64_t left; /* of the body of a refusal */
+    char chunk[16384];
+    size_t at, len; /* of what has been read into it and not been used */
 };
 
 enum sg_call_state { SG_CALL_NEW, SG_CALL_WAITING, SG_CALL_RUNNING, SG_CALL_ENDED };
@@ -80,6 +100,8 @@ struct sg_net_call {
 
     enum sg_call_state state; /* set by the net thread, with the lock */
 
+    struct sg_wire *wire; /* of an upgrade, else NULL */
+
     /* net thread */
     CURL *easy;
     char text[CURL_ERROR_SIZE]; /* what curl says of a failure */
@@ -92,6 +114,7 @@ struct sg_net_call {
     uint64_t bytes_in;
     struct sg_error why; /* set by a callback that ends the transfer */
     struct sg_net_call *queue_prev, *queue_next;
+    struct sg_net_call *wire_prev, *wire_next;
 };
 
 /* ---- net.c ---- */
@@ -107,7 +130,21 @@ int sg_call_new(struct sg_net_client *client, const struct sg_net_request *q, st
 void sg_call_free(struct sg_net_call *c);
 /* Makes the handle; not added to a multi yet. */
 int sg_call_prepare(struct sg_net_call *c, struct sg_error *err);
+/* One line of the response's head: "Name: value". */
+int sg_call_take_field(struct sg_net_call *c, const char *p, size_t len);
+int sg_call_head_too_large(struct sg_net_call *c);
 /* What a transfer that ended with rc means: 0, or -1 with err. */
 int sg_call_verdict(struct sg_net_call *c, CURLcode rc, struct sg_error *err);
+
+/* ---- wire.c ---- */
+
+int sg_wire_new(struct sg_net_call *c, const char *protocol, struct sg_error *err);
+void sg_wire_free(struct sg_wire *w); /* NULL-safe */
+/* It is connected. As sg_wire_step(). */
+int sg_wire_begin(struct sg_net_call *c);
+/* Moves what can be moved. 0, 1: it is over, -1: with c->why. */
+int sg_wire_step(struct sg_net_call *c);
+/* What it waits for; false: for nothing but its pipes. */
+bool sg_wire_wants(const struct sg_net_call *c, struct curl_waitfd *ret);
 
 #endif

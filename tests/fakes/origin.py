@@ -142,6 +142,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(200, b"fickle")
         self.close_connection = True
 
+    # stops being HTTP: what comes is sent back, each byte plus one, up to the end of it, then "end"; the body of the request comes first.
+    # as=200: without a change of protocol; deaf=n: reads no more than n bytes and ends; split: the head comes byte by byte
+    def do_upgrade(self, q):
+        body = self.body()
+        how = b"200 OK" if q.get("as") == "200" else b"101 Switching Protocols"
+        head = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 " + how + b"\r\nX-Origin: " + self.headers["Upgrade"].encode() + b"\r\n\r\n"
+        for piece in ([head[i:i + 1] for i in range(len(head))] if "split" in q else [head + body]):
+            self.wfile.write(piece)
+            self.wfile.flush()
+        left = int(q.get("deaf", 1 << 40))
+        while left > 0:
+            data = self.connection.recv(min(65536, left))
+            if not data:
+                break
+            left -= len(data)
+            self.connection.sendall(bytes((b + 1) % 256 for b in data))
+        self.connection.sendall(b"end")
+        self.close_connection = True
+
     def do_counts(self, q):
         with lock:
             text = f"{connections} " + " ".join(f"{k}={v}" for k, v in sorted(requests.items()))

@@ -609,6 +609,93 @@ static void make_certificate(const char *dir)
     cr_assert_eq(status, 0);
 }
 
+/* ---- connections that stop being HTTP ---- */
+
+struct wire {
+    struct call *c;
+    struct sg_pipe *in, *out;
+    size_t got;
+    char text[64]; /* the first of it */
+};
+
+static struct wire *wire_open(struct sg_net_client *k, const char *path, size_t cap)
+{
+    struct wire *w = calloc(1, sizeof *w);
+    struct sg_error err = {0};
+    w->in = sg_pipe_new(cap);
+    w->out = sg_pipe_new(cap);
+    w->c = new_call();
+    struct sg_net_request q = request("POST", path, w->c);
+    q.upgrade = "tcp";
+    q.body = "begin ";
+    q.body_len = 6;
+    q.body_pipe = w->in;
+    q.response = w->out;
+    cr_assert_eq(sg_net_call(k, &q, &err), 0, "%s", err.message);
+    return w;
+}
+
+static void wire_close(struct wire *w)
+{
+    sg_pipe_unref(w->in);
+    sg_pipe_unref(w->out);
+    free_call(w->c);
+    free(w);
+}
+
+static void woken(void *arg)
+{
+    flag_raise(arg);
+}
+
+/* Writes n bytes of 'a' and reads all that comes back, side by side. */
+static void wire_talk(struct wire *w, size_t n)
+{
+    static char data[65536];
+    struct flag news = FLAG_INIT;
+    const struct sg_waker waker = {.wake = woken, .arg = &news};
+    memset(data, 'a', sizeof data);
+    sg_pipe_set_writer(w->in, &waker);
+    sg_pipe_set_reader(w->out, &waker);
+    ssize_t r = -EAGAIN;
+    for (bool closed = false; r != 0 && r != -EIO;) {
+        unsigned seen = news.count;
+        ssize_t put = n > 0 ? sg_pipe_write(w->in, data, n < sizeof data ? n : sizeof data) : 0;
+        n = put < 0 ? 0 : n - (size_t)put;
+        if (n == 0 && !closed) {
+            sg_pipe_close(w->in);
+            closed = true;
+        }
+        char back[65536];
+        r = sg_pipe_read(w->out, back, sizeof back);
+        for (ssize_t i = 0; i < r; i++) {
+            if (w->got < sizeof w->text - 1) {
+                w->text[w->got] = back[i];
+            }
+            w->got++;
+        }
+        if (r == -EAGAIN && put <= 0) {
+            cr_assert(flag_wait(&news, seen + 1, 20000), "nothing moves any more");
+        }
+    }
+    sg_pipe_set_writer(w->in, NULL);
+    sg_pipe_set_reader(w->out, NULL);
+    cr_assert(flag_wait(&w->c->done, 1, 30000));
+}
+
+static void check_echo(struct sg_net_client *k, const char *path, int status, size_t n)
+{
+    struct wire *w = wire_open(k, path, 4096);
+    wire_talk(w, n);
+    cr_assert_eq(w->c->status, status, "%s", w->c->err.message);
+    cr_assert_str_eq(w->c->origin_header, "tcp");
+    cr_assert_eq(w->got, (strstr(path, "split") != NULL ? 0 : 6) + n + 3);
+    if (n == 4) {
+        cr_assert_str_eq(w->text, strstr(path, "split") != NULL ? "bbbbend" : "begin bbbbend");
+    }
+    wire_close(w);
+}
+
 Test(net, tls_is_verified)
 {
     struct rig *r = calloc(1, sizeof *r);
@@ -624,6 +711,8 @@ Test(net, tls_is_verified)
     struct call *c = get(r->k, "/echo");
     cr_assert_eq(c->status, 200, "%s", c->err.message);
     free_call(c);
+    check_echo(r->k, "/upgrade?deaf=4", 101, 4);
+    check_echo(r->k, "/upgrade?deaf=300000", 101, 300000);
     struct sg_net_client *wary = NULL;
     const struct sg_net_client_config cfg = {.base = r->o.base};
     cr_assert_eq(sg_net_client_new(r->net, &cfg, &wary, NULL), 0);
@@ -634,6 +723,85 @@ Test(net, tls_is_verified)
     sg_net_client_free(wary);
     rig_stop(r);
     cr_assert_eq(sg_remove_tree(AT_FDCWD, dir, NULL), 0);
+}
+
+Test(net, an_upgraded_connection_goes_both_ways_and_ends_in_halves)
+{
+    struct rig *r = rig(0, 0);
+    check_echo(r->k, "/upgrade", 101, 4);
+    check_echo(r->k, "/upgrade?as=200", 200, 4);
+    check_echo(r->k, "/upgrade?split=1", 101, 4);
+    check_echo(r->k, "/upgrade", 101, 0);
+    check_echo(r->k, "/upgrade", 101, 3000000);
+    rig_stop(r);
+}
+
+Test(net, who_stops_reading_may_still_answer)
+{
+    struct rig *r = rig(0, 0);
+    struct wire *w = wire_open(r->k, "/upgrade?deaf=10", 65536);
+    wire_talk(w, 5000000);
+    cr_assert_geq(w->got, 16);
+    cr_assert_eq(strncmp(w->text, "begin bbbbbbbbbb", 16), 0, "%s", w->text);
+    wire_close(w);
+    rig_stop(r);
+}
+
+Test(net, an_upgrade_that_is_refused_is_an_ordinary_response)
+{
+    struct rig *r = rig(0, 0);
+    struct wire *w = wire_open(r->k, "/nothing", 4096);
+    wire_talk(w, 0);
+    cr_assert_eq(w->c->status, 404);
+    cr_assert_str_eq(w->c->body, "no such thing\n");
+    cr_assert_eq(w->got, 0);
+    wire_close(w);
+    w = wire_open(r->k, "/garbage", 4096);
+    wire_talk(w, 0);
+    cr_assert_eq(w->c->err.code, SG_PROVIDER_FAILED);
+    wire_close(w);
+    w = wire_open(r->k, "/big?n=1", 4096);
+    wire_talk(w, 0);
+    cr_assert_eq(w->c->err.code, SG_PROVIDER_FAILED, "no stream");
+    wire_close(w);
+    rig_stop(r);
+}
+
+Test(net, an_upgraded_connection_ends_with_its_token_its_reader_and_its_client)
+{
+    struct rig *r = rig(0, 0);
+    struct wire *w = wire_open(r->k, "/upgrade", 4096);
+    cr_assert(flag_wait(&w->c->head, 1, 20000));
+    sg_pipe_stop(w->out);
+    cr_assert(flag_wait(&w->c->done, 1, 20000));
+    cr_assert_eq(w->c->err.code, SG_CANCELLED);
+    wire_close(w);
+    w = wire_open(r->k, "/upgrade", 4096);
+    cr_assert(flag_wait(&w->c->head, 1, 20000));
+    r->k = sg_net_client_free(r->k);
+    cr_assert_eq(w->c->err.code, SG_SHUTTING_DOWN);
+    wire_close(w);
+    rig_stop(r);
+}
+
+Test(net, a_response_to_an_upgrade_has_a_deadline)
+{
+    struct rig *r = rig(0, 0);
+    struct wire w = {.c = new_call(), .in = sg_pipe_new(64), .out = sg_pipe_new(64)};
+    struct sg_net_request q = request("POST", "/wait?gate=never", w.c);
+    q.upgrade = "tcp";
+    q.body_pipe = w.in;
+    q.response = w.out;
+    q.deadline_ms = sg_now_ms() + 200;
+    cr_assert_eq(sg_net_call(r->k, &q, NULL), 0);
+    cr_assert(flag_wait(&w.c->done, 1, 10000));
+    cr_assert_eq(w.c->err.code, SG_PROVIDER_TIMEOUT);
+    struct call *c = get(r->k, "/open?gate=never");
+    free_call(c);
+    sg_pipe_unref(w.in);
+    sg_pipe_unref(w.out);
+    free_call(w.c);
+    rig_stop(r);
 }
 
 Test(net, escapes)
