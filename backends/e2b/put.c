@@ -17,6 +17,7 @@
 #define PIPE_BYTES ((size_t)256 * 1024)
 #define SILENT_MS 60000
 #define WRITE_MS 30000 /* how long a write waits for the provider to take something */
+#define LATE_MS 10000  /* how late the daemon may be with what was sent to it */
 #define IN_MEMORY (1024 * 1024)
 
 static void unavailable(const struct sg_error *err, struct sg_error *ret)
@@ -72,6 +73,7 @@ struct upload {
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t room;
     uint64_t wakes;
+    unsigned dropped;
     bool sent;       /* the call is over */
     bool committing, aborted;
     struct sg_error why;
@@ -110,9 +112,27 @@ static void commit_ran(void *arg, const char *out, size_t len, const struct sg_e
     upload_unref(u);
 }
 
+static void drop_temp(struct upload *u);
+
+static void drop_again(void *arg, bool over)
+{
+    struct upload *u = arg;
+
+    if (over || u->sb->gone)
+        upload_unref(u);
+    else
+        drop_temp(u);
+}
+
+/* Of a call that broke off the daemon may hear only now. */
 static void dropped(void *arg, const char *out SG_UNUSED, size_t len SG_UNUSED, const struct sg_error *err SG_UNUSED)
 {
-    upload_unref(arg);
+    struct upload *u = arg;
+
+    if (u->dropped++ == 0 && (u->why.code == SG_CANCELLED || sg_origin_unknown(&u->why)))
+        sg_alarm(u->sb->d->alarms, LATE_MS, drop_again, u);
+    else
+        upload_unref(u);
 }
 
 /* The temporary name goes; consumes a reference. */
@@ -186,21 +206,14 @@ static void upload_ref(void *arg)
     atomic_fetch_add(&((struct upload *)arg)->refs, 1);
 }
 
+/* Also what is given up is sent to its end, which is short of what was meant: the daemon is then done with the name, and does not make it
+ * anew when it has gone. */
 static void end_sink(struct upload *u, bool commit)
 {
-    struct sg_error cut = {0};
-
-    if (!commit)
-        sg_error_set(&cut, SG_CANCELLED, "the upload was given up");
-    if (commit)
-        sg_pipe_close(u->pipe);
-    else
-        sg_pipe_fail(u->pipe, &cut);
+    sg_pipe_close(u->pipe);
     sg_pipe_set_writer(u->pipe, NULL);
-    if (commit) { /* only what is in the pipe is still to be sent */
-        upload_ref(u);
-        sg_alarm(u->sb->d->alarms, SILENT_MS, late, u);
-    }
+    upload_ref(u);
+    sg_alarm(u->sb->d->alarms, SILENT_MS, late, u);
     pthread_mutex_lock(&u->lock);
     u->committing = commit;
     u->aborted = !commit;
@@ -208,7 +221,6 @@ static void end_sink(struct upload *u, bool commit)
     pthread_mutex_unlock(&u->lock);
     if (go)
         conclude(u);
-    sg_error_clear(&cut);
 }
 
 static void sink_commit(struct sg_file_sink *s,

@@ -42,6 +42,18 @@ def test_a_command_whose_fate_is_unknown_is_not_run_twice(server, standin, fault
     c.terminate(id)
 
 
+def test_a_command_that_begins_after_it_was_killed_does_not(server, standin):
+    c = server.client()
+    id = c.lease()
+    before = standin.state()["done"].get("start.late.ended", 0)
+    standin.order({"op": "start", "kind": "late"})
+    r = c.post(f"/leases/{id}/exec", {"command": "echo x >> ran; sleep 30"})
+    assert r.status == 502 and r.code == "outcome_unknown", r
+    wait_until(lambda: standin.state()["done"].get("start.late.ended", 0) == before + 1, 20)
+    assert c.exec(id, "cat ran; pgrep -x sleep")["stdout"] == ""
+    c.terminate(id)
+
+
 def test_a_stream_that_breaks_has_no_end_and_its_command_is_killed(server, standin):
     c = server.client()
     id = c.lease()

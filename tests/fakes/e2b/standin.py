@@ -13,7 +13,7 @@ OP: create get list delete timeout connect pause snapshot start input close sign
     fs_stat fs_list fs_mkdir fs_remove fs_move, or "*".
 KIND: status (status, body?, headers?, retry_after?; nothing happens), echo (500 that repeats the key it was sent), stall (no answer;
     nothing happens), stall_after (done, but no answer), drop (connection cut; nothing happens), drop_after (done, then cut), slow
-    (seconds; then as usual), cut (bytes: of a streamed answer, then the connection ends), garbage (200 that is no JSON), redirect
+    (seconds; then as usual), late (start: connection cut; done once a later start has come to its end), cut (bytes: of a streamed answer, then the connection ends), garbage (200 that is no JSON), redirect
     (302 to url), duplicate (create: two of them, one told), gone (the sandbox is removed first)."""
 import argparse
 import http.server
@@ -53,6 +53,7 @@ class World:
         self.dir = tempfile.mkdtemp(prefix="e2b.")
         self.boxes, self.snapshots, self.ever = {}, {}, []
         self.counts, self.starts, self.faults, self.done, self.unauthorized = {}, {}, [], {}, 0
+        self.ended_starts, self.ended = 0, threading.Condition(self.lock)
         self.templates = set(args.templates.split(","))
 
     def take_fault(self, op):
@@ -72,6 +73,18 @@ class World:
                 self.done[name] = self.done.get(name, 0) + 1
                 return dict(f)
         return None
+
+    def start_ended(self, late):
+        with self.ended:
+            self.ended_starts += 1
+            if late:
+                self.done["start.late.ended"] = self.done.get("start.late.ended", 0) + 1
+            self.ended.notify_all()
+
+    def await_other_start(self):
+        with self.ended:
+            n = self.ended_starts
+            self.ended.wait_for(lambda: self.ended_starts > n, 60)
 
     def find(self, sandbox):
         found = self.boxes.get(sandbox.split("-")[0])
@@ -426,11 +439,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not b or not b.alive():
             b"".join(self.pieces())
             return self.answer(502, {"sandboxId": sandbox, "message": "The sandbox was not found", "code": 502})
-        body = None if self.command == "GET" else self.pieces()
+        body, late = None if self.command == "GET" else self.pieces(), f is not None and f["kind"] == "late"
         if op == "start":
             raw = b"".join(body)
             self.count_start(raw)
             body = [raw]
+            if late:
+                self.cut()
+                self.world.await_other_start()
         headers = {k: v for k, v in self.headers.items()
                    if k.lower() not in ("host", "content-length", "transfer-encoding", "connection", "expect")}
         conn = b.connect()
@@ -445,6 +461,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.cut()  # the sandbox went away under it
         finally:
             conn.close()
+            if op == "start":
+                self.world.start_ended(late)
 
     def count_start(self, raw):
         try:
@@ -463,6 +481,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.cut()
         if kind == "stall_after":
             return self.hold()
+        if kind == "late":
+            resp.read()
+            return None
         self.send_response(resp.status)
         for k, v in resp.getheaders():
             if k.lower() not in ("connection", "transfer-encoding", "server", "date"):
