@@ -13,6 +13,11 @@ static int unsupported(const struct sg_driver *d, const char *what, struct sg_er
 
 int sg_driver_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err)
 {
+    if (spec->snapshot_ref != NULL && d->ops->snapshots == NULL) {
+        unsupported(d, "snapshots that its provider holds", err);
+        (void)snprintf(err->field, sizeof err->field, "manifest.snapshot");
+        return sg_error_reason(err, "snapshot_backend");
+    }
     return d->ops->check != NULL ? d->ops->check(d, spec, err) : 0;
 }
 
@@ -143,4 +148,51 @@ struct json_t *sg_sandbox_metadata(struct sg_sandbox *sb)
 {
     const struct sg_driver *d = sb->driver;
     return d->ops->metadata != NULL ? d->ops->metadata(sb) : json_object();
+}
+
+/* ---- snapshots that the provider holds ---- */
+
+const struct sg_snapshot_ops *sg_sandbox_snapshots(const struct sg_sandbox *sb)
+{
+    const struct sg_driver *d = sb->driver;
+    bool can = (d->facts.caps & ~sb->lacks & SG_CAP_SNAPSHOT) != 0 && d->ops->snapshots != NULL && d->ops->snapshots->take != NULL;
+    return can ? d->ops->snapshots : NULL;
+}
+
+int sg_sandbox_snapshot(struct sg_sandbox *sb, const struct sg_snapshot_args *a, const struct sg_snapshot_done *done, struct sg_error *err)
+{
+    const struct sg_snapshot_ops *ops = sg_sandbox_snapshots(sb);
+    if (ops == NULL) {
+        return unsupported(sb->driver, "snapshots that its provider holds", err);
+    }
+    if (!sg_id_valid("snap", a->id) || (ops->tar && a->fd < 0)) {
+        return sg_error_set(err, SG_INTERNAL, "a snapshot without an id, or without what is to be in it");
+    }
+    return ops->take(sb, a, done, err);
+}
+
+bool sg_sandbox_snapshot_reads(const struct sg_sandbox *sb)
+{
+    const struct sg_snapshot_ops *ops = sb->driver->ops->snapshots;
+    return ops != NULL && ops->tar;
+}
+
+int sg_sandbox_snapshot_read(struct sg_sandbox *sb, const struct sg_file_source_done *done, struct sg_error *err)
+{
+    if (!sg_sandbox_snapshot_reads(sb)) {
+        return unsupported(sb->driver, "reading a snapshot", err);
+    }
+    return sb->driver->ops->snapshots->read(sb, done, err);
+}
+
+int sg_driver_snapshot_drop(struct sg_driver *d, const char *id, const char *ref, const struct sg_done *done, struct sg_error *err)
+{
+    return d->ops->snapshots != NULL ? d->ops->snapshots->drop(d, id, ref, done, err)
+                                     : unsupported(d, "snapshots that its provider holds", err);
+}
+
+int sg_driver_snapshot_list(struct sg_driver *d, const struct sg_snapshot_listed *done, struct sg_error *err)
+{
+    return d->ops->snapshots != NULL ? d->ops->snapshots->list(d, done, err)
+                                     : unsupported(d, "snapshots that its provider holds", err);
 }

@@ -22,6 +22,7 @@
 #include "base/pipe.h"
 #include "model/exec.h"
 #include "model/file.h"
+#include "model/kept.h"
 #include "model/sandbox.h"
 #include "model/slot.h"
 
@@ -229,6 +230,49 @@ struct sg_tree_ops {
     int (*merge)(struct sg_sandbox *sb, const char *stage, const char *to, const struct sg_done *done, struct sg_error *err);
 };
 
+/* ---- snapshots that the provider holds ---- */
+
+/* Borrowed until done. */
+struct sg_snapshot_args {
+    const char *id;     /* its label at the provider, beside that of this server */
+    const char *tenant; /* another label, where the provider has room for it */
+    /* What is to be in it, for ops->tar: a file with the tar of the writable places, its size and digest. */
+    int fd;
+    uint64_t bytes;
+    const char *sha256;
+};
+/* ref: the provider's name of it, shorter than SG_SNAPSHOT_REF_MAX; borrowed; NULL with err. */
+struct sg_snapshot_done {
+    void (*fn)(void *arg, const char *ref, const struct sg_error *err);
+    void *arg;
+};
+struct sg_snapshot_item {
+    char id[SG_ID_MAX]; /* as its label says */
+};
+/* items: borrowed; NULL with err. */
+struct sg_snapshot_listed {
+    void (*fn)(void *arg, const struct sg_snapshot_item *items, size_t n, const struct sg_error *err);
+    void *arg;
+};
+
+/* They cost money or room at the provider, so whoever takes one has written its id down before, and asks for its removal until that is
+ * confirmed. A sandbox is made of one by create with spec.snapshot_ref. */
+struct sg_snapshot_ops {
+    /* The provider keeps what it is given, the tar of args, instead of the sandbox as it is; and read gives it back. */
+    bool tar;
+    /* MAY: NULL when this driver is not to have new ones; the others are still made use of and removed. The sandbox may stand still for a
+     * moment; its commands go on, or end as the driver says they did. err: nothing is known to be left, but something may be: drop it.
+     * SG_SANDBOX_LOST, SG_CONFLICT, SG_LIMIT_EXCEEDED, SG_PROVIDER_..., SG_UNAVAILABLE. */
+    int (*take)(struct sg_sandbox *sb, const struct sg_snapshot_args *a, const struct sg_snapshot_done *done, struct sg_error *err);
+    /* MUST for tar: what was given to take, of a sandbox that has just been made of it. src->pipe, and its size where that is known. */
+    int (*read)(struct sg_sandbox *sb, const struct sg_file_source_done *done, struct sg_error *err);
+    /* MUST. done(NULL): there is none any more with that id, or there never was. ref: "" when it is not known. Idempotent; one attempt, with
+     * a deadline of the driver's. SG_CONFLICT: sandboxes that were made of it still need it. */
+    int (*drop)(struct sg_driver *d, const char *id, const char *ref, const struct sg_done *done, struct sg_error *err);
+    /* MUST. All that has the label of this server. */
+    int (*list)(struct sg_driver *d, const struct sg_snapshot_listed *done, struct sg_error *err);
+};
+
 /* ---- pre-built slots, for operators ---- */
 
 /* Any thread, never blocking. pool NULL or "": the default pool; SG_POOL_NOT_FOUND for an unknown one. slot: its name, SG_NOT_FOUND
@@ -297,6 +341,8 @@ struct sg_driver_ops {
     struct json_t *(*public_url)(struct sg_sandbox *sb, uint16_t port);
     /* MAY: local pools. */
     const struct sg_slot_ops *slots;
+    /* MAY: snapshots that lie at the provider. NULL: they are made of files.tree, by the service. */
+    const struct sg_snapshot_ops *snapshots;
     /* MUST. Members of the lease's `metadata` that this sandbox adds (agent_isolation, tree_kill, limits_enforced, slot, ...);
      * a new object the caller owns. */
     struct json_t *(*metadata)(struct sg_sandbox *sb);
@@ -339,5 +385,15 @@ int sg_sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, c
 /* NULL: its ports are reached through the server, if at all. */
 struct json_t *sg_sandbox_public_url(struct sg_sandbox *sb, uint16_t port);
 struct json_t *sg_sandbox_metadata(struct sg_sandbox *sb);
+
+/* Are new snapshots of it the provider's to hold? NULL: no. */
+const struct sg_snapshot_ops *sg_sandbox_snapshots(const struct sg_sandbox *sb);
+int sg_sandbox_snapshot(struct sg_sandbox *sb, const struct sg_snapshot_args *a, const struct sg_snapshot_done *done, struct sg_error *err);
+/* Does a sandbox made of what the provider holds still have to be filled, with what sg_sandbox_snapshot_read() gives? */
+bool sg_sandbox_snapshot_reads(const struct sg_sandbox *sb);
+int sg_sandbox_snapshot_read(struct sg_sandbox *sb, const struct sg_file_source_done *done, struct sg_error *err);
+/* SG_NOT_SUPPORTED: the driver has nothing to do with such. */
+int sg_driver_snapshot_drop(struct sg_driver *d, const char *id, const char *ref, const struct sg_done *done, struct sg_error *err);
+int sg_driver_snapshot_list(struct sg_driver *d, const struct sg_snapshot_listed *done, struct sg_error *err);
 
 #endif

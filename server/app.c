@@ -176,6 +176,7 @@ static int build_service(struct app *a, struct sg_error *err)
                                                 .plans = plans,
                                                 .n_plans = n_plans,
                                                 .snapshot_ttl_ms = c->snapshots.ttl_ms,
+                                                .snapshot_sweep_ms = c->snapshots.sweep_ms,
                                                 .snapshot_max_bytes = c->snapshots.max_bytes,
                                                 .snapshot_total_bytes = c->snapshots.total_bytes,
                                                 .snapshot_max_per_tenant = c->snapshots.max_per_tenant}};

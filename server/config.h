@@ -99,6 +99,7 @@ struct sg_config {
         int64_t max_bytes;      /* of one */
         int64_t total_bytes;
         int64_t max_per_tenant;
+        int64_t sweep_ms;
     } snapshots;
     struct sg_config_pool local_bwrap; /* the default pool, named "default" */
     uint32_t uid_base;                 /* of all local pools */

@@ -14,13 +14,14 @@
 
 #define CAPS_DEFAULT ((unsigned)SG_CAP_FILE_RW | (unsigned)SG_CAP_EXEC | (unsigned)SG_CAP_PUBLIC_URL)
 
-static const char *const list_names[FAKE_LISTS] = {"create", "terminate", "exec", "files"};
+static const char *const list_names[FAKE_LISTS] = {"create", "terminate", "exec", "files", "snapshot", "drop"};
 
 /* A create: waits for a place when the fake has a capacity. */
 struct fake_create {
     struct fake_op op;
     struct sg_sandbox_done done;
     int64_t acquire_timeout_ms;
+    char snapshot_ref[SG_SNAPSHOT_REF_MAX]; /* or "" */
     struct sg_cancel *cancel;
     struct sg_cancel_hook hook;
     struct sg_task cancel_task;
@@ -286,6 +287,8 @@ static void sandbox_lost_due(struct sg_timer *t)
     fake_sandbox_lose((struct fake_sandbox *)(void *)((char *)t - offsetof(struct fake_sandbox, lost_timer)));
 }
 
+static void sandbox_unlive(struct fake_sandbox *sb);
+
 static struct fake_sandbox *sandbox_new(struct fake *f, int64_t lost_after_ms)
 {
     struct fake_sandbox *sb = sg_xcalloc(1, sizeof *sb);
@@ -302,6 +305,24 @@ static struct fake_sandbox *sandbox_new(struct fake *f, int64_t lost_after_ms)
         sg_timer_set(f->reactor, &sb->lost_timer, sg_now_ms() + lost_after_ms);
     }
     return sb;
+}
+
+static void create_now(struct fake_create *c)
+{
+    struct fake_sandbox *sb = sandbox_new(c->op.f, c->op.step.lost_after_ms);
+    struct sg_error err = {0};
+    if (c->snapshot_ref[0] == '\0' || fake_snapshot_restore(sb, c->snapshot_ref, &err) == 0) {
+        create_answer(c, sb, NULL);
+        return;
+    }
+    if (c->waiting) { /* no more: the place that becomes free is the next one's */
+        DL_DELETE(c->op.f->waiters, c);
+        c->waiting = false;
+    }
+    sandbox_unlive(sb);
+    sg_sandbox_unref(&sb->base);
+    create_answer(c, NULL, &err);
+    sg_error_clear(&err);
 }
 
 static void create_timeout(struct sg_timer *t)
@@ -330,7 +351,7 @@ static void create_finish(struct fake_op *op, const struct sg_error *err)
         sg_timer_set(f->reactor, &op->timer, sg_now_ms() + c->acquire_timeout_ms);
         return;
     }
-    create_answer(c, sandbox_new(f, op->step.lost_after_ms), NULL);
+    create_now(c);
 }
 
 static int check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err)
@@ -361,6 +382,7 @@ static int create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struc
     struct fake_create *c = sg_xcalloc(1, sizeof *c);
     c->done = *done;
     c->acquire_timeout_ms = spec->acquire_timeout_ms >= 0 ? spec->acquire_timeout_ms : ACQUIRE_DEFAULT_MS;
+    (void)snprintf(c->snapshot_ref, sizeof c->snapshot_ref, "%s", spec->snapshot_ref != NULL ? spec->snapshot_ref : "");
     c->op.finish = create_finish;
     c->op.task.run = create_begin;
     c->cancel_task.run = create_cancelled;
@@ -396,7 +418,7 @@ static void sandbox_unlive(struct fake_sandbox *sb)
     struct fake_create *w = f->waiters;
     if (w != NULL && !f->closing) {
         sg_timer_cancel(f->reactor, &w->op.timer);
-        create_answer(w, sandbox_new(f, w->op.step.lost_after_ms), NULL);
+        create_now(w);
     }
     sg_sandbox_unref(&sb->base);
 }
@@ -577,6 +599,7 @@ static void close_run(struct sg_task *t)
         f->ops->finish(f->ops, &err);
     }
     sg_error_clear(&err);
+    fake_snapshots_finish(f);
     while (f->sandboxes != NULL) {
         fake_exec_end_all(f->sandboxes, NULL);
         sandbox_unlive(f->sandboxes);
@@ -606,6 +629,7 @@ static const struct sg_driver_ops fake_ops = {
     .exec_start = fake_exec_start,
     .files = &fake_file_ops,
     .dial = dial,
+    .snapshots = &fake_snapshot_ops,
     .metadata = metadata,
     .health = health,
     .free = driver_free,
@@ -626,10 +650,13 @@ int sg_fake_new(struct sg_reactor *reactor, const char *name, const char *script
         fake_unref(f);
         return sg_error_wrap(err, "script of the fake backend");
     }
+    f->own_ops = fake_ops;
+    f->base.ops = &f->own_ops;
     if ((f->base.facts.caps & SG_CAP_PUBLIC_URL) == 0) {
-        f->without_dial = fake_ops;
-        f->without_dial.dial = NULL;
-        f->base.ops = &f->without_dial;
+        f->own_ops.dial = NULL;
+    }
+    if ((f->base.facts.caps & SG_CAP_SNAPSHOT) == 0) {
+        f->own_ops.snapshots = NULL;
     }
     *ret = &f->base;
     return 0;

@@ -8,6 +8,7 @@
  *   capacity   most sandboxes at once; further creates wait for acquire_timeout (default no limit)
  *   create     list of steps, one per create in order, then plain success
  *   terminate, exec, files   likewise, one per call
+ *   snapshot, drop   likewise, of snapshots that it holds itself, in memory; for caps with "snapshot"
  *   health     error object: health fails with it
  *   ports      {"PORT in the sandbox": PORT on 127.0.0.1}: what dial reaches
  * A step: {delay_ms, error: CODE, message, retry_after, stall: true, lost_after_ms}. delay_ms comes before

@@ -63,12 +63,17 @@ static struct fake_node *node_add(struct fake_sandbox *sb, const char *abs, enum
     return node;
 }
 
-static void node_remove(struct fake_sandbox *sb, struct fake_node *node)
+static void node_drop(struct fake_node **files, struct fake_node *node)
 {
-    HASH_DEL(sb->files, node);
+    HASH_DEL(*files, node);
     free(node->path);
     free(node->data);
     free(node);
+}
+
+static void node_remove(struct fake_sandbox *sb, struct fake_node *node)
+{
+    node_drop(&sb->files, node);
 }
 
 static bool below(const char *path, const char *dir)
@@ -122,13 +127,33 @@ void fake_files_init(struct fake_sandbox *sb)
     }
 }
 
-void fake_files_finish(struct fake_sandbox *sb)
+void fake_files_free(struct fake_node **files)
 {
     struct fake_node *node = NULL;
     struct fake_node *next = NULL;
-    HASH_ITER(hh, sb->files, node, next)
+    HASH_ITER(hh, *files, node, next)
     {
-        node_remove(sb, node);
+        node_drop(files, node);
+    }
+}
+
+void fake_files_finish(struct fake_sandbox *sb)
+{
+    fake_files_free(&sb->files);
+}
+
+void fake_files_copy(struct fake_node **to, struct fake_node *from)
+{
+    for (const struct fake_node *node = from; node != NULL; node = node->hh.next) {
+        struct fake_node *copy = sg_xcalloc(1, sizeof *copy);
+        size_t len = (size_t)node->stat.size;
+        copy->path = sg_xstrdup(node->path);
+        copy->stat = node->stat;
+        copy->data = sg_xcalloc(1, len + 1);
+        if (node->data != NULL) {
+            memcpy(copy->data, node->data, len);
+        }
+        HASH_ADD_KEYPTR(hh, *to, copy->path, strlen(copy->path), copy);
     }
 }
 

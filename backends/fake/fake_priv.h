@@ -17,7 +17,7 @@
 #define FAKE_FILE_MAX ((size_t)64 * 1024 * 1024)
 #define FAKE_PATH_MAX 4096U
 
-enum fake_list { FAKE_CREATE, FAKE_TERMINATE, FAKE_EXEC, FAKE_FILES, FAKE_LISTS };
+enum fake_list { FAKE_CREATE, FAKE_TERMINATE, FAKE_EXEC, FAKE_FILES, FAKE_SNAPSHOT, FAKE_DROP, FAKE_LISTS };
 
 /* One line of the script. */
 struct fake_step {
@@ -38,6 +38,12 @@ struct fake_node {
 
 struct fake;
 struct fake_exec;
+
+struct fake_snapshot {
+    char id[SG_ID_MAX], ref[SG_ID_MAX + 8];
+    struct fake_node *files;
+    struct fake_snapshot *next;
+};
 
 struct fake_sandbox {
     struct sg_sandbox base;
@@ -66,7 +72,8 @@ struct fake_op {
 
 struct fake {
     struct sg_driver base;
-    struct sg_driver_ops without_dial; /* of one that is scripted to have no public_url */
+    struct sg_driver_ops own_ops; /* what the script leaves of them */
+    struct fake_snapshot *snapshots;
     struct sg_reactor *reactor;
     json_t *script;
     char *name;
@@ -108,8 +115,17 @@ int fake_exec_start(struct sg_sandbox *sb, const struct sg_exec_spec *spec, cons
 /* Reactor: ends every running command of sb: killed, or failed when err is given. */
 void fake_exec_end_all(struct fake_sandbox *sb, const struct sg_error *err);
 
+/* fake_snapshots.c: they are gone with the fake */
+extern const struct sg_snapshot_ops fake_snapshot_ops;
+/* Reactor: sb gets the files of one; -1 SG_SNAPSHOT_NOT_FOUND. */
+int fake_snapshot_restore(struct fake_sandbox *sb, const char *ref, struct sg_error *err);
+void fake_snapshots_finish(struct fake *f);
+
 /* fake_files.c */
 extern const struct sg_file_ops fake_file_ops;
+/* Reactor: a copy of all of them in *to, which is empty; frees all of *files. */
+void fake_files_copy(struct fake_node **to, struct fake_node *from);
+void fake_files_free(struct fake_node **files);
 void fake_files_init(struct fake_sandbox *sb);
 void fake_files_finish(struct fake_sandbox *sb);
 /* Reactor: absolute form of path in out; -1 SG_PATH_REFUSED. */

@@ -203,6 +203,8 @@ static const struct conf_key top_keys[] = {
      .help = "most bytes of all snapshots together"},
     {.section = "snapshots", .name = "max_per_tenant", .type = CONF_INT, TOP(snapshots.max_per_tenant), .def = "100", RANGE(0, 100000),
      .help = "snapshots a tenant may have"},
+    {.section = "snapshots", .name = "sweep_interval", .type = CONF_DURATION, TOP(snapshots.sweep_ms), .def = "60s", RANGE(100, DAY),
+     .help = "time between two looks for snapshots and archives that are over, and at those that providers hold"},
 
     POOL_KEYS("local_bwrap", struct sg_config, local_bwrap.),
     {.section = "local_bwrap", .name = "uid_base", .type = CONF_INT, TOP(uid_base), .def = "200000",

@@ -152,15 +152,28 @@ void sg_route_snapshot_get(struct sg_request *r, void *app)
     on_worker(r, app, NULL, SG_KEPT_SNAPSHOT, describe);
 }
 
+static void dropped(void *arg, bool gone, const struct sg_error *err)
+{
+    struct kept_call *c = arg;
+
+    if (err)
+        sg_respond_error(c->r, err);
+    else if (gone)
+        sg_respond_empty(c->r, 204);
+    else
+        sg_respond_json(c->r, 202, json_pack("{s:s, s:s}", "id", sg_req_param(c->r, "id"), "state", "removing"));
+    call_free(c);
+}
+
 static void drop(struct sg_work *w)
 {
     struct kept_call *c = sg_container_of(w, struct kept_call, work);
     struct sg_error err = {0};
 
-    if (sg_service_kept_drop(c->api->service, sg_req_principal(c->r), c->kind, sg_req_param(c->r, "id"), &err) < 0)
-        sg_api_fail(c->r, &err);
-    else
-        sg_respond_empty(c->r, 204);
+    if (sg_service_kept_drop(c->api->service, sg_req_principal(c->r), c->kind, sg_req_param(c->r, "id"),
+                             &(struct sg_kept_gone){dropped, c}, &err) == 0)
+        return;
+    sg_api_fail(c->r, &err);
     call_free(c);
 }
 

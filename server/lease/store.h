@@ -157,17 +157,20 @@ int sg_store_spent(struct sg_store *s, void (*each)(void *arg, const char *tenan
 
 /* ---- archives and snapshots: what is known of the files in which they are ---- */
 
+/* A row with the same id is replaced. */
 void sg_store_op_kept(struct sg_store_op *op, const struct sg_kept *k);
 void sg_store_op_not_kept(struct sg_store_op *op, const char *id);
 
-/* id: its id, or sha256: and its digest. tenant NULL: of anyone. SG_NOT_FOUND, also once it has expired. */
+/* id: its id, or sha256: and its digest. tenant NULL: of anyone. SG_NOT_FOUND, also once it has expired, and unless it is READY. */
 int sg_store_kept(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, const char *id, struct sg_kept *ret,
                   struct sg_error *err);
+/* The row of that id, whatever its state and age. SG_NOT_FOUND. */
+int sg_store_kept_row(struct sg_store *s, const char *id, struct sg_kept *ret, struct sg_error *err);
 /* One page, newest first, without expired ones: up to limit (1..1000) rows into ret, *ret_n of them; after: the last id of the page
  * before, or NULL. */
 int sg_store_kept_page(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, const char *after, size_t limit,
                        struct sg_kept *ret, size_t *ret_n, struct sg_error *err);
-/* How many rows of a kind a tenant has, and the bytes of all tenants' together. */
+/* How many rows of a kind a tenant has, and the bytes of all tenants' together; without those that are MAKING. */
 int sg_store_kept_count(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, size_t *ret_n, int64_t *ret_bytes,
                         struct sg_error *err);
 /* Every row of both kinds, newest first, expired ones too: *ret (caller frees), at most max. */

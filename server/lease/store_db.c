@@ -34,6 +34,8 @@ static const char *const migrations[] = {
     "CREATE TABLE audit_base(id INTEGER PRIMARY KEY CHECK(id = 1), line TEXT NOT NULL);",
     /* 5 */
     "CREATE TABLE spent(tenant TEXT PRIMARY KEY, microusd INTEGER NOT NULL) WITHOUT ROWID;",
+    /* 6 */
+    sg_store_kept_held_schema,
 };
 
 static const char *const write_sql[SG_STMT_COUNT] = {
@@ -98,6 +100,7 @@ static const char *const read_sql[SG_READ_COUNT] = {
     [SG_READ_RECEIPT_OWNER] = "SELECT r.body FROM receipts r JOIN receipt_owners o ON o.receipt_id=r.id"
                               " WHERE r.id=?1 AND o.tenant=?2",
     [SG_READ_KEPT] = sg_store_kept_one,
+    [SG_READ_KEPT_ROW] = sg_store_kept_row_sql,
     [SG_READ_KEPT_PAGE] = sg_store_kept_page_sql,
     [SG_READ_KEPT_ALL] = sg_store_kept_all_sql,
     [SG_READ_KEPT_COUNT] = sg_store_kept_count_sql,

@@ -5,7 +5,7 @@
 #define DIGEST_PREFIX "sha256:"
 #define COLUMNS                                                                                                                  \
     "id, kind, tenant, lease_id, trajectory_id, provider, pool, sandbox_id, slot, reason, sha256, dirs, generation, bytes,"       \
-    " created_us, expires_us"
+    " created_us, expires_us, ref, state"
 
 const char sg_store_kept_schema[] =
     "CREATE TABLE kept("
@@ -15,18 +15,24 @@ const char sg_store_kept_schema[] =
     "CREATE INDEX kept_tenant ON kept(kind, tenant, id);"
     "CREATE INDEX kept_digest ON kept(sha256);";
 
-const char sg_store_kept_insert[] = "INSERT INTO kept(" COLUMNS ") VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16)";
+/* What a provider holds of snapshots: its name there, and how far that is. */
+const char sg_store_kept_held_schema[] = "ALTER TABLE kept ADD COLUMN ref TEXT;"
+                                         "ALTER TABLE kept ADD COLUMN state INTEGER NOT NULL DEFAULT 0;";
+
+const char sg_store_kept_insert[] =
+    "INSERT OR REPLACE INTO kept(" COLUMNS ") VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18)";
 
 const char sg_store_kept_one[] =
     "SELECT " COLUMNS " FROM kept WHERE (id=?1 OR sha256=?5) AND kind=?2 AND (?3 IS NULL OR tenant=?3) AND"
-    " (expires_us=0 OR expires_us>?4) LIMIT 1";
+    " (expires_us=0 OR expires_us>?4) AND state=0 LIMIT 1";
+const char sg_store_kept_row_sql[] = "SELECT " COLUMNS " FROM kept WHERE id=?1";
 const char sg_store_kept_page_sql[] =
     "SELECT " COLUMNS " FROM kept WHERE id<?1 AND kind=?2 AND (?3 IS NULL OR tenant=?3) AND (expires_us=0 OR expires_us>?4)"
-    " ORDER BY id DESC LIMIT ?5";
+    " AND state=0 ORDER BY id DESC LIMIT ?5";
 const char sg_store_kept_all_sql[] = "SELECT " COLUMNS " FROM kept ORDER BY created_us DESC LIMIT ?1";
 
 const char sg_store_kept_count_sql[] =
-    "SELECT total(tenant=?3), total(bytes) FROM kept WHERE kind=?2 AND (expires_us=0 OR expires_us>?4) AND ?1 IS NULL";
+    "SELECT total(tenant=?3), total(bytes) FROM kept WHERE kind=?2 AND (expires_us=0 OR expires_us>?4) AND state<>1 AND ?1 IS NULL";
 
 /* ---- writing ---- */
 
@@ -42,7 +48,8 @@ void sg_store_op_kept(struct sg_store_op *op, const struct sg_kept *k)
                                  [SG_Q_SANDBOX] = k->sandbox_id,
                                  [SG_Q_SLOT] = k->slot,
                                  [SG_Q_REASON] = k->reason,
-                                 [SG_Q_SHA256] = k->sha256};
+                                 [SG_Q_SHA256] = k->sha256,
+                                 [SG_Q_REF] = k->ref};
 
     for (int i = 0; i < (int)SG_COUNT_OF(texts); i++)
         sg_store_op_text(op, r, i, texts[i]);
@@ -52,6 +59,7 @@ void sg_store_op_kept(struct sg_store_op *op, const struct sg_kept *k)
     r->num[SG_Q_BYTES] = k->bytes;
     r->num[SG_Q_CREATED] = k->created_us;
     r->num[SG_Q_EXPIRES] = k->expires_us;
+    r->num[SG_Q_STATE] = k->state;
 }
 
 void sg_store_op_not_kept(struct sg_store_op *op, const char *id)
@@ -67,8 +75,12 @@ int sg_store_write_kept(struct sg_store *s, const struct sg_row *r)
     sqlite3_bind_int64(st, 2, r->num[SG_Q_KIND]);
     for (int i = SG_Q_TENANT; i <= SG_Q_SHA256; i++)
         sg_store_bind_text(st, 2 + i, r->text[i]);
+    if (!r->text[SG_Q_SHA256])
+        sqlite3_bind_text(st, 2 + SG_Q_SHA256, "", 0, SQLITE_STATIC); /* the column is never null */
     for (int i = SG_Q_DIRS; i <= SG_Q_EXPIRES; i++)
         sqlite3_bind_int64(st, 11 + i, r->num[i]);
+    sg_store_bind_text(st, 17, r->text[SG_Q_REF]);
+    sqlite3_bind_int64(st, 18, r->num[SG_Q_STATE]);
     return sg_store_run(s, SG_STMT_KEPT);
 }
 
@@ -87,7 +99,8 @@ static void read_row(sqlite3_stmt *st, struct sg_kept *k)
                           .generation = sqlite3_column_int64(st, 12),
                           .bytes = sqlite3_column_int64(st, 13),
                           .created_us = sqlite3_column_int64(st, 14),
-                          .expires_us = sqlite3_column_int64(st, 15)};
+                          .expires_us = sqlite3_column_int64(st, 15),
+                          .state = (enum sg_kept_state)sqlite3_column_int(st, 17)};
     sg_db_column(st, 0, k->id, sizeof k->id);
     sg_db_column(st, 2, k->tenant, sizeof k->tenant);
     sg_db_column(st, 3, k->lease_id, sizeof k->lease_id);
@@ -98,6 +111,7 @@ static void read_row(sqlite3_stmt *st, struct sg_kept *k)
     sg_db_column(st, 8, k->slot, sizeof k->slot);
     sg_db_column(st, 9, k->reason, sizeof k->reason);
     sg_db_column(st, 10, k->sha256, sizeof k->sha256);
+    sg_db_column(st, 16, k->ref, sizeof k->ref);
 }
 
 /* The rows of a statement that is bound, at most max; ends it. */
@@ -134,6 +148,18 @@ int sg_store_kept(struct sg_store *s, enum sg_kept_kind kind, const char *tenant
     if (rc == 0 && n == 0)
         return sg_error_set(err, SG_NOT_FOUND, "there is no such %s", kind == SG_KEPT_ARCHIVE ? "archive" : "snapshot");
     return rc;
+}
+
+int sg_store_kept_row(struct sg_store *s, const char *id, struct sg_kept *ret, struct sg_error *err)
+{
+    sqlite3_stmt *st = s->reads[SG_READ_KEPT_ROW];
+    size_t n = 0;
+
+    pthread_mutex_lock(&s->read_lock);
+    sg_store_bind_text(st, 1, id);
+    int rc = collect(s, st, 1, ret, &n, err);
+    pthread_mutex_unlock(&s->read_lock);
+    return rc == 0 && n == 0 ? sg_error_set(err, SG_NOT_FOUND, "there is no row of %s", id) : rc;
 }
 
 int sg_store_kept_page(struct sg_store *s, enum sg_kept_kind kind, const char *tenant, const char *after, size_t limit,

@@ -40,7 +40,7 @@ enum sg_row_kind {
 };
 
 #define SG_ROW_TEXTS 11
-#define SG_ROW_INTS 6
+#define SG_ROW_INTS 7
 
 /* One row to write: what the texts and integers mean is up to the kind (store_op.c and store_write.c). */
 struct sg_row {
@@ -99,6 +99,7 @@ enum sg_read_stmt {
     SG_READ_RECEIPT_OWNER,
     SG_READ_AUDIT,
     SG_READ_KEPT,
+    SG_READ_KEPT_ROW,
     SG_READ_KEPT_PAGE,
     SG_READ_KEPT_ALL,
     SG_READ_KEPT_COUNT,
@@ -199,7 +200,7 @@ int sg_store_audit_append(struct sg_store *s, struct sg_audit_head *head, struct
 
 int sg_store_write_kept(struct sg_store *s, const struct sg_row *r);
 int sg_store_write_not_kept(struct sg_store *s, const struct sg_row *r);
-extern const char sg_store_kept_schema[], sg_store_kept_insert[], sg_store_kept_one[],
+extern const char sg_store_kept_held_schema[], sg_store_kept_row_sql[], sg_store_kept_schema[], sg_store_kept_insert[], sg_store_kept_one[],
     sg_store_kept_page_sql[], sg_store_kept_all_sql[], sg_store_kept_count_sql[];
 
 /* Runs a statement that gives no rows. */
@@ -236,8 +237,8 @@ enum { SG_L_STATE, SG_L_CAPS, SG_L_CREATED, SG_L_EXPIRES, SG_L_ENDED };
 enum { SG_V_LEASE, SG_V_TEXT };
 enum { SG_R_ID, SG_R_TENANT, SG_R_BODY, SG_R_PAYLOAD };
 enum { SG_A_KIND, SG_A_TENANT, SG_A_LEASE, SG_A_PAYLOAD };
-enum { SG_Q_ID, SG_Q_TENANT, SG_Q_LEASE, SG_Q_TRAJECTORY, SG_Q_PROVIDER, SG_Q_POOL, SG_Q_SANDBOX, SG_Q_SLOT, SG_Q_REASON, SG_Q_SHA256 };
-enum { SG_Q_KIND, SG_Q_DIRS, SG_Q_GENERATION, SG_Q_BYTES, SG_Q_CREATED, SG_Q_EXPIRES };
+enum { SG_Q_ID, SG_Q_TENANT, SG_Q_LEASE, SG_Q_TRAJECTORY, SG_Q_PROVIDER, SG_Q_POOL, SG_Q_SANDBOX, SG_Q_SLOT, SG_Q_REASON, SG_Q_SHA256, SG_Q_REF };
+enum { SG_Q_KIND, SG_Q_DIRS, SG_Q_GENERATION, SG_Q_BYTES, SG_Q_CREATED, SG_Q_EXPIRES, SG_Q_STATE };
 enum { SG_K_TENANT, SG_K_KEY, SG_K_HASH, SG_K_LEASE, SG_K_BODY };
 
 #endif

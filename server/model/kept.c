@@ -29,10 +29,13 @@ json_t *sg_kept_json(const struct sg_kept *k)
     for (size_t i = 0; i < SG_KEPT_DIRS; i++)
         if (k->dirs >> i & 1U)
             json_array_append_new(dirs, json_string(sg_kept_dir_names[i]));
-    json_t *v = json_pack("{s:s, s:s, s:o, s:s, s:s, s:o, s:s+, s:I, s:o, s:o}", "id", k->id, "lease_id", k->lease_id, "trajectory_id",
+    json_t *v = json_pack("{s:s, s:s, s:o, s:s, s:s, s:o, s:o, s:o, s:o, s:o}", "id", k->id, "lease_id", k->lease_id, "trajectory_id",
                           text_or_null(k->trajectory_id), "provider", k->provider, "sandbox_id", k->sandbox_id, "dirs", dirs, "digest",
-                          "sha256:", k->sha256, "bytes", (json_int_t)k->bytes, "created_at", time_or_null(k->created_us), "expires_at",
-                          time_or_null(k->expires_us));
+                          k->sha256[0] ? json_sprintf("sha256:%s", k->sha256) : json_null(), "bytes",
+                          k->sha256[0] ? json_integer((json_int_t)k->bytes) : json_null(), "created_at", time_or_null(k->created_us),
+                          "expires_at", time_or_null(k->expires_us));
+    if (k->kind == SG_KEPT_SNAPSHOT)
+        json_object_set_new(v, "held_by", json_string(k->ref[0] ? "provider" : "server"));
     if (k->kind == SG_KEPT_ARCHIVE) {
         json_object_set_new(v, "local_pool", text_or_null(k->pool));
         json_object_set_new(v, "slot", text_or_null(k->slot));

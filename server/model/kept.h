@@ -8,6 +8,10 @@
 struct json_t;
 
 enum sg_kept_kind { SG_KEPT_ARCHIVE, SG_KEPT_SNAPSHOT };
+/* MAKING and DROPPING: only of what a provider holds. It is being asked for, or to be removed there until the provider confirms. */
+enum sg_kept_state { SG_KEPT_READY, SG_KEPT_MAKING, SG_KEPT_DROPPING };
+
+#define SG_SNAPSHOT_REF_MAX 256
 
 #define SG_KEPT_DIRS 4U
 /* The places of a sandbox by their names in an archive: bits, names and paths in one order. */
@@ -27,8 +31,10 @@ struct sg_kept {
     int64_t generation;
     char reason[160]; /* why the lease ended; "" for a snapshot */
     unsigned dirs;    /* bits: what is in it */
-    char sha256[SG_SHA256_HEX];
-    int64_t bytes;
+    char sha256[SG_SHA256_HEX]; /* "": not known, as the provider has no such thing */
+    int64_t bytes;              /* 0 then */
+    enum sg_kept_state state;
+    char ref[SG_SNAPSHOT_REF_MAX]; /* what the provider calls what it holds; "": it lies in a file of the server's, or is MAKING */
     int64_t created_us, expires_us; /* wall clock; expires_us 0: never */
 };
 

@@ -65,6 +65,7 @@ struct sg_sandbox_spec {
     const struct sg_service_port *services;
     size_t n_services;
     const char *image; /* or NULL */
+    const char *snapshot_ref; /* what the sandbox is made of: the driver's own name of a snapshot that its provider holds; NULL: no such */
     const char *service_command; /* env_args.sandbox_cmd: what a blackbox runs, shell text; NULL: the sandbox's own */
     const char *root;  /* where its commands start, absolute; NULL: /workspace */
     /* The repository in its root: for drivers that have it made themselves (facts.checks_out). NULL: none was asked for. */

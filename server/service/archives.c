@@ -1,10 +1,7 @@
-#include "service/archives.h"
+#include "service/archives_priv.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <semaphore.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
 #include <uthash.h>
@@ -14,50 +11,35 @@
 #include "base/fd.h"
 #include "base/json.h"
 #include "service/keep.h"
-#include "service/service_priv.h"
 #include "service/tar.h"
 
-#define PRUNE_MS 60000
 #define ROWS_MAX 50000U /* of both kinds together; the oldest go */
 #define SNAPSHOTS_AT_ONCE 16U
 #define SNAPSHOT_DIRS (1U << 0 | 1U << 1 | 1U << 3) /* home, work, tmp */
-
-struct keeping;
-
-struct sg_archives {
-    struct sg_service *s;
-    struct sg_archives_config cfg;
-    struct sg_archive_plan *plans;
-    char *dir;
-    struct sg_timer timer;
-    struct sg_task arm, disarm;
-    sem_t disarmed;
-    struct sg_work prune;
-    _Atomic bool pruning, again;
-    pthread_mutex_t lock;
-    struct keeping *snapshots; /* under way */
-};
-
-
 
 static void file_name(const char *id, char out[SG_ID_MAX + 8])
 {
     snprintf(out, SG_ID_MAX + 8, "%s.tar", id);
 }
 
+char *sg_archives_path(const struct sg_archives *a, const char *id)
+{
+    char name[SG_ID_MAX + 8];
+
+    file_name(id, name);
+    return sg_xasprintf("%s/%s", a->dir, name);
+}
+
 /* ---- what is old or too much goes ---- */
 
 static void remove_kept(struct sg_archives *a, const char *id)
 {
-    char name[SG_ID_MAX + 8];
-    sg_cleanup(sg_free_p) char *path = NULL;
+    sg_cleanup(sg_free_p) char *path = sg_archives_path(a, id);
     struct sg_store_op *op = sg_store_op_new();
 
     sg_store_op_not_kept(op, id);
     if (sg_store_submit(a->s->parts.store, op, SG_STORE_LAZY, NULL, NULL) < 0)
         return; /* read-only: the next turn tries again */
-    file_name(id, name);
-    path = sg_xasprintf("%s/%s", a->dir, name);
     (void)unlink(path);
 }
 
@@ -110,10 +92,13 @@ static void prune_once(struct sg_archives *a)
 
     if (sg_store_kept_all(a->s->parts.store, ROWS_MAX + ROWS_MAX / 10, &rows, &n, NULL) < 0)
         n = 0;
-    for (size_t i = 0; i < n; i++)
-        if (i >= ROWS_MAX || (rows[i].expires_us > 0 && rows[i].expires_us <= now) ||
-            (rows[i].kind == SG_KEPT_ARCHIVE && beyond_plan(a, &p, &rows[i])))
+    for (size_t i = 0; i < n; i++) {
+        bool old = i >= ROWS_MAX || (rows[i].expires_us > 0 && rows[i].expires_us <= now);
+        if (rows[i].state != SG_KEPT_READY || rows[i].ref[0])
+            sg_held_prune(a, &rows[i], old);
+        else if (old || (rows[i].kind == SG_KEPT_ARCHIVE && beyond_plan(a, &p, &rows[i])))
             remove_kept(a, rows[i].id);
+    }
     HASH_ITER(hh, p.slots, t, next)
     {
         HASH_DEL(p.slots, t);
@@ -127,15 +112,20 @@ static void prune_on_worker(struct sg_work *w)
 {
     struct sg_archives *a = sg_container_of(w, struct sg_archives, prune);
 
+    if (!sg_archives_enter(a))
+        return;
     do {
         a->again = false;
         prune_once(a);
     } while (a->again);
+    if (atomic_exchange(&a->sweep_due, false))
+        sg_held_sweep(a);
     a->pruning = false;
+    sg_archives_leave(a);
 }
 
 /* One turn at a time; whoever asks during one gets another right after it, or the timer's. */
-static void prune(struct sg_archives *a)
+void sg_archives_prune(struct sg_archives *a)
 {
     a->again = true;
     if (!atomic_exchange(&a->pruning, true) && sg_workq_submit(a->s->parts.workq, &a->prune, NULL) < 0)
@@ -146,15 +136,16 @@ static void timer_fired(struct sg_timer *t)
 {
     struct sg_archives *a = sg_container_of(t, struct sg_archives, timer);
 
-    prune(a);
-    sg_timer_set(a->s->parts.reactor, t, sg_now_ms() + PRUNE_MS);
+    a->sweep_due = true;
+    sg_archives_prune(a);
+    sg_timer_set(a->s->parts.reactor, t, sg_now_ms() + a->cfg.snapshot_sweep_ms);
 }
 
 static void arm(struct sg_task *t)
 {
     struct sg_archives *a = sg_container_of(t, struct sg_archives, arm);
 
-    sg_timer_set(a->s->parts.reactor, &a->timer, sg_now_ms() + PRUNE_MS);
+    sg_timer_set(a->s->parts.reactor, &a->timer, sg_now_ms() + a->cfg.snapshot_sweep_ms);
 }
 
 static void disarm(struct sg_task *t)
@@ -163,6 +154,23 @@ static void disarm(struct sg_task *t)
 
     sg_timer_cancel(a->s->parts.reactor, &a->timer);
     sem_post(&a->disarmed);
+}
+
+bool sg_archives_enter(struct sg_archives *a)
+{
+    pthread_mutex_lock(&a->lock);
+    bool in = !a->stopping;
+    a->inside += in;
+    pthread_mutex_unlock(&a->lock);
+    return in;
+}
+
+void sg_archives_leave(struct sg_archives *a)
+{
+    pthread_mutex_lock(&a->lock);
+    if (--a->inside == 0)
+        pthread_cond_signal(&a->left);
+    pthread_mutex_unlock(&a->lock);
 }
 
 /* ---- life ---- */
@@ -177,7 +185,7 @@ static bool is_known(void *arg, const char *name)
     struct sg_error err = {0};
 
     snprintf(id, sizeof id, "%.*s", (int)strcspn(name, "."), name);
-    bool known = sg_store_kept(a->s->parts.store, kind, NULL, id, &k, &err) == 0 || err.code != SG_NOT_FOUND;
+    bool known = sg_store_kept(a->s->parts.store, kind, NULL, id, &k, &err) == 0 ? !k.ref[0] : err.code != SG_NOT_FOUND;
     sg_error_clear(&err);
     return known;
 }
@@ -194,6 +202,7 @@ int sg_archives_new(struct sg_service *s, const struct sg_archives_config *cfg, 
     a->dir = sg_xasprintf("%s/archives", cfg->state_dir);
     sem_init(&a->disarmed, 0, 0);
     pthread_mutex_init(&a->lock, NULL);
+    pthread_cond_init(&a->left, NULL);
     a->timer.fire = timer_fired;
     a->arm.run = arm;
     a->disarm.run = disarm;
@@ -203,7 +212,8 @@ int sg_archives_new(struct sg_service *s, const struct sg_archives_config *cfg, 
         return -1;
     }
     sg_reactor_post(s->parts.reactor, &a->arm);
-    prune(a);
+    a->sweep_due = true;
+    sg_archives_prune(a);
     *ret = a;
     return 0;
 }
@@ -215,6 +225,11 @@ void sg_archives_stop(struct sg_archives *a)
     sg_reactor_post(a->s->parts.reactor, &a->disarm);
     while (sem_wait(&a->disarmed) < 0 && errno == EINTR)
         ;
+    pthread_mutex_lock(&a->lock);
+    a->stopping = true; /* the drivers are about to go */
+    while (a->inside > 0)
+        pthread_cond_wait(&a->left, &a->lock);
+    pthread_mutex_unlock(&a->lock);
 }
 
 struct sg_archives *sg_archives_free(struct sg_archives *a)
@@ -222,6 +237,7 @@ struct sg_archives *sg_archives_free(struct sg_archives *a)
     if (!a)
         return NULL;
     sem_destroy(&a->disarmed);
+    pthread_cond_destroy(&a->left);
     pthread_mutex_destroy(&a->lock);
     free(a->plans);
     free(a->dir);
@@ -231,31 +247,13 @@ struct sg_archives *sg_archives_free(struct sg_archives *a)
 
 /* ---- keeping: pack -> file -> row ---- */
 
-struct keeping {
-    struct sg_archives *a;
-    struct sg_kept kept;
-    struct sg_cancel *cancel;
-    struct sg_timer timer; /* reactor */
-    struct sg_task arm, over;
-    int64_t due_ms; /* 0: none */
-    uint64_t max_bytes;
-    void (*done)(struct keeping *k, const struct sg_error *err);
-    /* an archive's */
-    void (*at_end)(void *arg);
-    void *arg;
-    /* a snapshot's */
-    struct sg_entry *lease;
-    struct sg_kept_done snapshot;
-    struct keeping *prev, *next;
-    _Atomic int refs;
-};
-
 static void keeping_unref(struct keeping *k)
 {
     if (--k->refs > 0)
         return;
     sg_cancel_unref(k->cancel);
     sg_entry_unref(k->lease);
+    sg_sandbox_unref(k->sb);
     free(k);
 }
 
@@ -281,7 +279,7 @@ static void deadline_over(struct sg_task *t)
 }
 
 /* The end, whatever came of it. */
-static void keeping_ended(struct keeping *k, const struct sg_error *err)
+void sg_keeping_ended(struct keeping *k, const struct sg_error *err)
 {
     struct sg_reactor *reactor = k->a->s->parts.reactor;
     bool timed = k->due_ms > 0;
@@ -300,8 +298,8 @@ static void written_down(void *arg, const struct sg_error *err)
     if (err) /* the file has no row: nobody can find it */
         remove_kept(k->a, k->kept.id);
     else
-        prune(k->a);
-    keeping_ended(k, err);
+        sg_archives_prune(k->a);
+    sg_keeping_ended(k, err);
 }
 
 static void file_kept(void *arg, const struct sg_keep_result *r, const struct sg_error *err)
@@ -311,11 +309,15 @@ static void file_kept(void *arg, const struct sg_keep_result *r, const struct sg
     struct sg_error why = {0};
 
     if (err) {
-        keeping_ended(k, err);
+        sg_keeping_ended(k, err);
         return;
     }
     memcpy(k->kept.sha256, r->sha256, sizeof k->kept.sha256);
     k->kept.bytes = (int64_t)r->bytes;
+    if (k->held) {
+        sg_held_begin(k);
+        return;
+    }
     struct sg_store_op *op = sg_store_op_new();
     sg_store_op_kept(op, &k->kept);
     if (sg_store_submit(k->a->s->parts.store, op, SG_STORE_DURABLE, &done, &why) == 0)
@@ -330,7 +332,7 @@ static void packed(void *arg, struct sg_pipe *pipe, const struct sg_error *err)
     char name[SG_ID_MAX + 8];
 
     if (err) {
-        keeping_ended(k, err);
+        sg_keeping_ended(k, err);
         return;
     }
     file_name(k->kept.id, name);
@@ -338,7 +340,7 @@ static void packed(void *arg, struct sg_pipe *pipe, const struct sg_error *err)
             &(struct sg_keep_done){file_kept, k});
 }
 
-/* k: its first reference ends with keeping_ended(). */
+/* k: its first reference ends with sg_keeping_ended(). */
 static void begin(struct keeping *k, struct sg_sandbox *sb, bool anonymous)
 {
     struct sg_tar_root roots[SG_KEPT_DIRS];
@@ -356,7 +358,7 @@ static void begin(struct keeping *k, struct sg_sandbox *sb, bool anonymous)
         sg_reactor_post(k->a->s->parts.reactor, &k->arm);
     }
     if (sg_tar_pack(&pack, k->a->s->parts.workq, &(struct sg_tar_source_done){packed, k}, &err) < 0)
-        keeping_ended(k, &err);
+        sg_keeping_ended(k, &err);
     sg_error_clear(&err);
 }
 
@@ -368,6 +370,7 @@ static struct keeping *keeping_new(struct sg_archives *a, enum sg_kept_kind kind
 
     k->a = a;
     k->refs = 1;
+    k->fd = -1;
     k->cancel = sg_cancel_new();
     k->kept.kind = kind;
     sg_id_new(kind == SG_KEPT_ARCHIVE ? "archive" : "snap", k->kept.id);
@@ -439,6 +442,11 @@ static void snapshot_done(struct keeping *k, const struct sg_error *err)
     pthread_mutex_lock(&k->a->lock);
     DL_DELETE(k->a->snapshots, k);
     pthread_mutex_unlock(&k->a->lock);
+    if (k->held && k->held->tar) { /* the provider has it, or nobody */
+        sg_cleanup(sg_free_p) char *path = sg_archives_path(k->a, k->kept.id);
+        k->fd = sg_close(k->fd);
+        (void)unlink(path);
+    }
     sg_entry_use_end(k->lease, !err);
     k->snapshot.fn(k->snapshot.arg, err ? NULL : &k->kept, err);
 }
@@ -462,6 +470,12 @@ static int no_room(int64_t use, int64_t max, struct sg_error *err)
     return sg_error_retry_after(err, 60);
 }
 
+/* What a provider makes of a sandbox by itself has no bytes that we know of. */
+static bool needs_room(const struct keeping *k)
+{
+    return !k->held || k->held->tar;
+}
+
 /* Counted before it is begun, so that nobody races past a limit: those that are kept, and those under way. */
 static int admit(struct sg_archives *a, struct keeping *k, struct sg_error *err)
 {
@@ -482,20 +496,22 @@ static int admit(struct sg_archives *a, struct keeping *k, struct sg_error *err)
         rc = sg_error_retry_after(err, 1);
     } else if (sg_store_kept_count(a->s->parts.store, SG_KEPT_SNAPSHOT, k->kept.tenant, &kept, &stored, err) < 0) {
         rc = -1;
-    } else if (bytes + stored >= a->cfg.snapshot_total_bytes) {
+    } else if (needs_room(k) && bytes + stored >= a->cfg.snapshot_total_bytes) {
         rc = no_room(bytes + stored, a->cfg.snapshot_total_bytes, err);
     } else if (kept + mine >= (size_t)a->cfg.snapshot_max_per_tenant) {
         rc = over_quota(k->kept.tenant, kept + mine, a->cfg.snapshot_max_per_tenant, err);
     } else {
         int64_t left = a->cfg.snapshot_total_bytes - bytes - stored;
-        k->max_bytes = (uint64_t)(left < a->cfg.snapshot_max_bytes ? left : a->cfg.snapshot_max_bytes);
+        if (needs_room(k))
+            k->max_bytes = (uint64_t)(left < a->cfg.snapshot_max_bytes ? left : a->cfg.snapshot_max_bytes);
         DL_APPEND(a->snapshots, k);
     }
     pthread_mutex_unlock(&a->lock);
     return rc;
 }
 
-static struct keeping *snapshot_new(struct sg_archives *a, struct sg_entry *e, const struct sg_kept_done *done, struct sg_error *err)
+static struct keeping *snapshot_new(struct sg_archives *a, struct sg_entry *e, struct sg_sandbox *sb, const struct sg_kept_done *done,
+                                    struct sg_error *err)
 {
     struct sg_lease l;
     struct keeping *k = NULL;
@@ -505,7 +521,9 @@ static struct keeping *snapshot_new(struct sg_archives *a, struct sg_entry *e, c
         k = keeping_new(a, SG_KEPT_SNAPSHOT, &l, a->cfg.snapshot_ttl_ms);
         sg_cancel_unref(k->cancel);
         k->cancel = sg_cancel_ref(sg_entry_cancel(e));
-        k->kept.dirs = SNAPSHOT_DIRS;
+        k->held = sg_sandbox_snapshots(sb);
+        k->sb = sg_sandbox_ref(sb);
+        k->kept.dirs = needs_room(k) ? SNAPSHOT_DIRS : 0;
         k->lease = sg_entry_ref(e);
         k->done = snapshot_done;
         k->snapshot = *done;
@@ -524,9 +542,12 @@ int sg_service_snapshot(struct sg_service *s, struct sg_entry *e, const struct s
         return sg_error_set(err, SG_NOT_SUPPORTED, "this server keeps no snapshots");
     if (sg_entry_use_begin(e, &sb, err) < 0)
         return -1;
-    struct keeping *k = snapshot_new(s->archives, e, done, err);
+    struct keeping *k = snapshot_new(s->archives, e, sb, done, err);
     if (k && admit(s->archives, k, err) == 0) {
-        begin(k, sb, true);
+        if (needs_room(k))
+            begin(k, sb, true);
+        else
+            sg_held_begin(k);
         sg_sandbox_unref(sb);
         return 0;
     }
@@ -547,17 +568,23 @@ static bool names_kept(enum sg_kept_kind kind, const char *id)
     return sg_id_valid(kind == SG_KEPT_ARCHIVE ? "archive" : "snap", id);
 }
 
+int sg_service_kept_find(struct sg_service *s, const struct sg_principal *who, enum sg_kept_kind kind, const char *id,
+                         struct sg_kept *ret, struct sg_error *err)
+{
+    if (!s->archives || !names_kept(kind, id))
+        return sg_error_set(err, SG_NOT_FOUND, "there is no such %s", kind == SG_KEPT_ARCHIVE ? "archive" : "snapshot");
+    return sg_store_kept(s->parts.store, kind, sg_service_tenant(who), id, ret, err);
+}
+
 int sg_service_kept_open(struct sg_service *s, const struct sg_principal *who, enum sg_kept_kind kind, const char *id,
                          struct sg_kept *ret, int *ret_fd, struct sg_error *err)
 {
-    char name[SG_ID_MAX + 8];
-
-    if (!s->archives || !names_kept(kind, id))
-        return sg_error_set(err, SG_NOT_FOUND, "there is no such %s", kind == SG_KEPT_ARCHIVE ? "archive" : "snapshot");
-    if (sg_store_kept(s->parts.store, kind, sg_service_tenant(who), id, ret, err) < 0)
+    *ret_fd = -1;
+    if (sg_service_kept_find(s, who, kind, id, ret, err) < 0)
         return -1;
-    file_name(ret->id, name);
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("%s/%s", s->archives->dir, name);
+    if (ret->ref[0])
+        return 0;
+    sg_cleanup(sg_free_p) char *path = sg_archives_path(s->archives, ret->id);
     *ret_fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (*ret_fd < 0 && errno == ENOENT)
         return sg_error_set(err, SG_NOT_FOUND, "the file of %s is gone", id);
@@ -565,7 +592,7 @@ int sg_service_kept_open(struct sg_service *s, const struct sg_principal *who, e
 }
 
 int sg_service_kept_drop(struct sg_service *s, const struct sg_principal *who, enum sg_kept_kind kind, const char *id,
-                         struct sg_error *err)
+                         const struct sg_kept_gone *done, struct sg_error *err)
 {
     struct sg_kept k;
     int fd = -1;
@@ -575,6 +602,11 @@ int sg_service_kept_drop(struct sg_service *s, const struct sg_principal *who, e
     sg_close(fd);
     if (sg_store_check(s->parts.store, err) < 0)
         return -1;
-    remove_kept(s->archives, k.id);
+    if (k.ref[0]) {
+        sg_held_drop(s->archives, &k, done);
+    } else {
+        remove_kept(s->archives, k.id);
+        done->fn(done->arg, true, NULL);
+    }
     return 0;
 }

@@ -292,6 +292,19 @@ static void snapshot_restored(void *arg, const struct sg_error *err)
         apply_manifest(c);
 }
 
+static void restore_snapshot(struct sg_creation *c);
+
+static void snapshot_fetched(void *arg, int fd, const struct sg_error *err)
+{
+    struct sg_creation *c = arg;
+
+    c->snapshot_fd = fd;
+    if (err)
+        manifest_applied(c, err);
+    else
+        restore_snapshot(c);
+}
+
 static void restore_snapshot(struct sg_creation *c)
 {
     struct sg_restore_args args = {.sb = c->sandbox,
@@ -304,6 +317,8 @@ static void restore_snapshot(struct sg_creation *c)
 
     if (c->snapshot_fd >= 0)
         sg_restore(&args);
+    else if (c->snapshot.ref[0] && sg_sandbox_snapshot_reads(c->sandbox))
+        sg_service_held_fetch(c->s, c->sandbox, &c->snapshot, &(struct sg_held_fetched){snapshot_fetched, c});
     else
         apply_manifest(c);
 }

@@ -20,6 +20,7 @@ struct sg_sandbox_spec sg_creation_spec(const struct sg_creation *c)
         .services = c->terms->services,
         .n_services = c->terms->n_services,
         .image = q->image,
+        .snapshot_ref = c->snapshot.ref[0] ? c->snapshot.ref : NULL,
         .service_command = json_string_value(json_object_get(q->env_args, "sandbox_cmd")),
         .root = c->terms->root,
         .repo_name = c->repo ? c->repo : q->manifest.repo_name,
@@ -84,7 +85,7 @@ static int decide(struct sg_creation *c, const struct sg_principal *who, struct 
     c->required_caps = policy.required_caps;
     if (rc == 0)
         rc = sg_selection_cut(&now, &c->s->candidates, &c->s->environment, &cands, &env, err);
-    if (rc == 0 && c->snapshot_fd >= 0)
+    if (rc == 0 && c->snapshot.id[0])
         sg_candidates_keep(&cands, c->snapshot.provider); /* it can be restored nowhere else */
     if (rc == 0)
         rc = sg_decide(&policy, &env, &cands, &ctx, &c->decision, err);
@@ -111,6 +112,16 @@ static int find_snapshot(struct sg_creation *c, const struct sg_principal *who, 
     if (err && err->code == SG_NOT_FOUND)
         return sg_error_field(err, SG_SNAPSHOT_NOT_FOUND, "manifest.snapshot", "there is no such snapshot");
     return -1;
+}
+
+/* The selector was given the one backend that has the snapshot; its refusal alone would not say so. */
+static void explain_snapshot(struct sg_creation *c)
+{
+    if (!c->snapshot.id[0])
+        return;
+    sg_error_wrap(&c->why, "snapshot %s is backend %s's, and no other can begin with it", c->snapshot.id, c->snapshot.provider);
+    snprintf(c->why.field, sizeof c->why.field, "manifest.snapshot");
+    sg_error_reason(&c->why, "snapshot_backend");
 }
 
 /* Which repository goes into the sandbox; none is fine where the driver does not live of them. */
@@ -150,6 +161,7 @@ int sg_creation_plan(struct sg_creation *c, const struct sg_principal *who, cons
         return -1;
     if (c->decision.code != SG_OK) {
         sg_decision_refusal(&c->decision, &c->why);
+        explain_snapshot(c);
         return 1;
     }
     c->driver = sg_backends_get(c->s->parts.backends, c->decision.backend, &c->why);

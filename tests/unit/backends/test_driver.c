@@ -51,6 +51,58 @@ Test(driver, what_is_not_there_is_not_supported)
     cr_assert_null(sg_driver_free(NULL));
 }
 
+static int refs_taken;
+
+static int take(struct sg_sandbox *sb, const struct sg_snapshot_args *a, const struct sg_snapshot_done *done, struct sg_error *err)
+{
+    (void)sb;
+    (void)a;
+    (void)done;
+    (void)err;
+    refs_taken++;
+    return 0;
+}
+
+Test(driver, snapshots_are_the_providers_only_where_it_has_them)
+{
+    static const struct sg_snapshot_ops whole = {.take = take};
+    static const struct sg_snapshot_ops given = {.take = take, .tar = true};
+    static const struct sg_snapshot_ops old = {.tar = true};
+    static const struct sg_driver_ops ops[] = {{0}, {.snapshots = &whole}, {.snapshots = &given}, {.snapshots = &old}};
+    static const struct {
+        unsigned caps, lacks;
+        bool takes;
+    } cases[] = {{SG_CAP_SNAPSHOT, 0, false}, {SG_CAP_SNAPSHOT, 0, true}, {SG_CAP_SNAPSHOT, 0, true}, {SG_CAP_SNAPSHOT, 0, false}};
+    struct sg_error err = {0};
+    struct sg_snapshot_args a = {.fd = -1};
+    char id[SG_ID_MAX];
+    sg_id_new("snap", id);
+    for (size_t i = 0; i < SG_COUNT_OF(cases); i++) {
+        struct sg_driver d = {.ops = &ops[i], .facts = {.name = "d", .caps = cases[i].caps}};
+        struct sg_sandbox sb = {.driver = &d, .refs = 1, .lacks = cases[i].lacks};
+        struct sg_sandbox_spec spec = {.snapshot_ref = "x"};
+        cr_expect_eq(sg_sandbox_snapshots(&sb) != NULL, cases[i].takes, "case %zu", i);
+        cr_expect_eq(sg_sandbox_snapshot_reads(&sb), i >= 2, "case %zu", i);
+        sb.lacks = SG_CAP_SNAPSHOT;
+        cr_expect_null(sg_sandbox_snapshots(&sb));
+        sb.lacks = 0;
+        cr_expect_eq(sg_driver_check(&d, &spec, &err), i == 0 ? -1 : 0);
+        a.id = "nonsense";
+        cr_expect_eq(sg_sandbox_snapshot(&sb, &a, NULL, &err), -1);
+        a.id = id;
+        cr_expect_eq(sg_sandbox_snapshot(&sb, &a, NULL, &err), i == 1 ? 0 : -1, "what is to be given is given");
+    }
+    cr_expect_eq(refs_taken, 1);
+    struct sg_driver none = {.ops = &ops[0], .facts = {.name = "d"}};
+    struct sg_sandbox_spec spec = {.snapshot_ref = "x"};
+    cr_expect_eq(sg_driver_check(&none, &spec, &err), -1);
+    cr_expect_eq(err.code, SG_NOT_SUPPORTED);
+    cr_expect_str_eq(err.field, "manifest.snapshot");
+    cr_expect_eq(sg_driver_snapshot_drop(&none, id, "", NULL, &err), -1);
+    cr_expect_eq(sg_driver_snapshot_list(&none, NULL, &err), -1);
+    cr_expect_eq(err.code, SG_NOT_SUPPORTED);
+}
+
 Test(driver, facts_bind)
 {
     struct sg_driver d = {.ops = &full, .facts = {.name = "full"}};

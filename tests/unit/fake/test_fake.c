@@ -1,6 +1,7 @@
 #include <criterion/criterion.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -334,4 +335,86 @@ Test(fake, the_end_of_the_driver_ends_everything)
     call_exec_finish(&r);
     cr_expect_eq(call_terminate(sb, NULL), 0);
     sg_sandbox_unref(sb);
+}
+
+/* ---- snapshots ---- */
+
+struct snapping {
+    struct flag flag;
+    char ref[SG_SNAPSHOT_REF_MAX];
+    size_t n;
+    struct sg_error err;
+};
+
+static void snapped(void *arg, const char *ref, const struct sg_error *err)
+{
+    struct snapping *s = arg;
+    if (err != NULL) {
+        sg_error_copy(&s->err, err);
+    } else {
+        (void)snprintf(s->ref, sizeof s->ref, "%s", ref);
+    }
+    flag_raise(&s->flag);
+}
+
+static void dropped(void *arg, const struct sg_error *err)
+{
+    snapped(arg, "", err);
+}
+
+static void listed(void *arg, const struct sg_snapshot_item *items, size_t n, const struct sg_error *err)
+{
+    struct snapping *s = arg;
+    s->n = n;
+    snapped(arg, n > 0 ? items[0].id : "", err);
+}
+
+Test(fake, snapshots_are_held_until_they_are_dropped)
+{
+    struct sg_driver *d = fake("{\"caps\": [\"file_rw\", \"exec\", \"snapshot\"], \"snapshot\": [{}, {\"error\": \"conflict\"}],"
+                               " \"drop\": [{\"error\": \"conflict\"}]}");
+    struct sg_sandbox *sb = lease(d);
+    struct snapping s[7] = {{.flag = FLAG_INIT}, {.flag = FLAG_INIT}, {.flag = FLAG_INIT}, {.flag = FLAG_INIT},
+                            {.flag = FLAG_INIT}, {.flag = FLAG_INIT}, {.flag = FLAG_INIT}};
+    struct run r;
+    char id[SG_ID_MAX];
+    sg_id_new("snap", id);
+    const struct sg_snapshot_args a = {.id = id, .tenant = "t", .fd = -1};
+    call_exec(sb, "write f one", NULL, &r);
+    call_exec_finish(&r);
+    cr_assert_eq(sg_sandbox_snapshot(sb, &a, &(struct sg_snapshot_done){snapped, &s[0]}, NULL), 0);
+    cr_assert(flag_wait(&s[0].flag, 1, CALL_MS) && s[0].ref[0] != '\0');
+    cr_assert_eq(sg_sandbox_snapshot(sb, &a, &(struct sg_snapshot_done){snapped, &s[1]}, NULL), 0);
+    cr_assert(flag_wait(&s[1].flag, 1, CALL_MS));
+    cr_expect_eq(s[1].err.code, SG_CONFLICT);
+    cr_assert_eq(sg_driver_snapshot_list(d, &(struct sg_snapshot_listed){listed, &s[2]}, NULL), 0);
+    cr_assert(flag_wait(&s[2].flag, 1, CALL_MS));
+    cr_expect_eq(s[2].n, 1U);
+    cr_expect_str_eq(s[2].ref, id);
+    call_end(sb);
+    struct sg_sandbox_spec spec = call_spec("lse_2");
+    struct sg_error err = {0};
+    spec.snapshot_ref = s[0].ref;
+    cr_assert_eq(sg_driver_check(d, &spec, &err), 0);
+    sb = call_create(d, &spec, &err);
+    cr_assert_not_null(sb, "%s", err.message);
+    call_exec(sb, "cat f", NULL, &r);
+    cr_expect_str_eq(r.out, "one\n");
+    call_exec_finish(&r);
+    call_end(sb);
+    for (size_t i = 3; i < 6; i++) { /* it is not let go, then it is, then there is none: the same */
+        cr_assert_eq(sg_driver_snapshot_drop(d, id, i == 4 ? s[0].ref : "", &(struct sg_done){dropped, &s[i]}, NULL), 0);
+        cr_assert(flag_wait(&s[i].flag, 1, CALL_MS));
+        cr_expect_eq(s[i].err.code, i == 3 ? SG_CONFLICT : SG_OK);
+    }
+    cr_assert_eq(sg_driver_snapshot_list(d, &(struct sg_snapshot_listed){listed, &s[6]}, NULL), 0);
+    cr_assert(flag_wait(&s[6].flag, 1, CALL_MS));
+    cr_expect_eq(s[6].n, 0U);
+    cr_assert_null(call_create(d, &spec, &err));
+    cr_expect_eq(err.code, SG_SNAPSHOT_NOT_FOUND);
+    cr_expect_eq(sg_fake_live(d), 0U);
+    for (size_t i = 0; i < SG_COUNT_OF(s); i++) {
+        sg_error_clear(&s[i].err);
+    }
+    sg_driver_free(d);
 }

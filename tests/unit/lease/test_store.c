@@ -190,7 +190,7 @@ Test(store, a_newer_schema_is_refused)
 {
     char *dir = temp_dir();
     sg_store_free(open_store(dir));
-    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 5);
+    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 6);
     (void)one_int(dir, "PRAGMA user_version=99");
     struct sg_store_config cfg = {.state_dir = dir};
     struct sg_store *s = NULL;
@@ -216,7 +216,7 @@ Test(store, a_migration_that_fails_changes_nothing)
     (void)one_int(dir, "DROP TABLE audit");
     sg_store_free(open_store(dir));
     sg_store_free(open_store(dir));
-    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 5);
+    cr_expect_eq(one_int(dir, "PRAGMA user_version"), 6);
     remove_dir(dir);
 }
 
@@ -325,6 +325,47 @@ Test(store, archives_are_found_by_id_and_digest_and_only_by_their_tenant)
     sg_store_op_not_kept(op, k.id);
     cr_assert_eq(write_wait(s, op, SG_STORE_DURABLE, &err), 0, "%s", err.message);
     cr_expect_eq(sg_store_kept(s, SG_KEPT_SNAPSHOT, NULL, k.id, &r, &err), -1);
+    sg_store_free(s);
+    remove_dir(dir);
+}
+
+Test(store, what_a_provider_is_still_asked_about_is_nobodys_yet_but_written_down)
+{
+    char *dir = temp_dir();
+    struct sg_store *s = open_store(dir);
+    struct sg_kept k = {.kind = SG_KEPT_SNAPSHOT, .created_us = sg_wall_us(), .state = SG_KEPT_MAKING};
+    static const enum sg_kept_state states[] = {SG_KEPT_MAKING, SG_KEPT_READY, SG_KEPT_DROPPING};
+    sg_cleanup(sg_free_p) struct sg_kept *all = NULL;
+    struct sg_kept r;
+    struct sg_error err = {0};
+    size_t n = 0;
+    int64_t bytes = 0;
+    sg_id_new("snap", k.id);
+    snprintf(k.tenant, sizeof k.tenant, "acme");
+    snprintf(k.lease_id, sizeof k.lease_id, "lease_x");
+    snprintf(k.provider, sizeof k.provider, "e2b");
+    for (size_t i = 0; i < SG_COUNT_OF(states); i++) {
+        bool ready = states[i] == SG_KEPT_READY;
+        k.state = states[i];
+        snprintf(k.ref, sizeof k.ref, "%s", i > 0 ? "team/name:default" : "");
+        struct sg_store_op *op = sg_store_op_new();
+        sg_store_op_kept(op, &k);
+        cr_assert_eq(write_wait(s, op, SG_STORE_DURABLE, &err), 0, "%s", err.message);
+        cr_expect_eq(sg_store_kept(s, SG_KEPT_SNAPSHOT, "acme", k.id, &r, &err), ready ? 0 : -1);
+        cr_expect_eq(sg_store_kept_page(s, SG_KEPT_SNAPSHOT, "acme", NULL, 1, &r, &n, &err), 0);
+        cr_expect_eq(n, ready ? 1U : 0U);
+        cr_assert_eq(sg_store_kept_row(s, k.id, &r, &err), 0, "%s", err.message);
+        cr_expect_eq(r.state, states[i]);
+        cr_expect_str_eq(r.ref, k.ref);
+        cr_expect_str_eq(r.sha256, "");
+        cr_expect_eq(sg_store_kept_count(s, SG_KEPT_SNAPSHOT, "acme", &n, &bytes, &err), 0);
+        cr_expect_eq(n, states[i] == SG_KEPT_MAKING ? 0U : 1U, "the provider has it until it says otherwise");
+        free(sg_steal(&all));
+        cr_assert_eq(sg_store_kept_all(s, 10, &all, &n, &err), 0);
+        cr_expect_eq(n, 1U);
+    }
+    cr_expect_eq(sg_store_kept_row(s, "snap_other", &r, &err), -1);
+    cr_expect_eq(err.code, SG_NOT_FOUND);
     sg_store_free(s);
     remove_dir(dir);
 }
