@@ -38,11 +38,6 @@ static const struct row rows[] = {
      vercel_credentials},
 };
 
-static bool reaches_out(enum sg_egress e)
-{
-    return e == SG_EGRESS_RESTRICTED || e == SG_EGRESS_OPEN;
-}
-
 size_t sg_facts_count(void)
 {
     return SG_COUNT_OF(rows);
@@ -60,8 +55,8 @@ struct sg_driver_facts sg_facts_at(size_t i, const struct sg_facts_settings *s)
                                 .credentials = r->credentials};
     if (!s)
         s = &nothing;
-    if ((sg_streq(r->name, "docker") && reaches_out(s->docker_egress)) ||
-        (sg_streq(r->name, "local_bwrap") && reaches_out(s->local_bwrap_egress)))
+    if ((sg_streq(r->name, "docker") && sg_egress_reaches_out(s->docker_egress)) ||
+        (sg_streq(r->name, "local_bwrap") && sg_egress_reaches_out(s->local_bwrap_egress)))
         f.caps |= SG_CAP_NETWORK;
     if (sg_streq(r->name, "modal") && s->modal_volumes)
         f.caps |= SG_CAP_PERSISTENT_VOLUMES;

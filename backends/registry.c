@@ -40,7 +40,11 @@ static int make_worktree(const struct sg_backend_settings *s, const struct sg_ba
 static int make_docker(const struct sg_backend_settings *s, const struct sg_backend_parts *parts,
                        struct sg_driver **ret, struct sg_error *err)
 {
-    const struct sg_docker_parts p = {.reactor = parts->reactor, .workq = parts->workq, .net = parts->net};
+    const struct sg_docker_parts p = {.reactor = parts->reactor,
+                                      .workq = parts->workq,
+                                      .net = parts->net,
+                                      .egress = parts->egress_event,
+                                      .egress_arg = parts->slot_event_arg};
     if (parts->net == NULL || s->docker == NULL) {
         return sg_error_set(err, SG_UNAVAILABLE, "there are no means to call an engine");
     }

@@ -82,9 +82,11 @@ static void egress_event(void *arg, const struct sg_egress_event *e)
     struct sg_log_line l;
 
     sg_log_begin(&l, a->log, SG_LOG_WARN, "egress_refused");
+    sg_log_str(&l, "provider", e->backend);
     sg_log_str(&l, "pool", e->pool);
     sg_log_str(&l, "slot", e->slot);
-    sg_log_int(&l, "generation", (int64_t)e->generation);
+    if (e->pool)
+        sg_log_int(&l, "generation", (int64_t)e->generation);
     sg_log_str(&l, "lease_id", e->lease_id);
     sg_log_str(&l, "reason", sg_egress_outcome_name(e->why));
     sg_log_str(&l, "target", e->target);
@@ -121,6 +123,7 @@ static int docker_config(const struct app *a, const char *dir, const char *agent
                                      .cpu_milli = c->docker.cpu_milli,
                                      .disk_max = c->docker.disk_max,
                                      .egress = c->docker.egress,
+                                     .egress_allow = c->docker.egress_allow,
                                      .network = c->docker.network,
                                      .warm = (unsigned)c->docker.warm,
                                      .start_ms = c->docker.start_timeout_ms,

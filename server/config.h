@@ -122,6 +122,7 @@ struct sg_config {
         const char *user;
         int64_t memory_max, pids_max, cpu_milli;
         enum sg_egress egress;
+        const char *const *egress_allow;
         int64_t warm;
         const char *tls_ca, *tls_cert, *tls_key;
         bool pull;

@@ -30,10 +30,11 @@ static int answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const
         sg_error_clear(&why);
         return 0;
     }
+    int on = 1; /* connections of a server before this one may still be ending */
     const char *wrong = sg_agent_check_socket(fd, AF_INET, e->agent->facts.netns_cookie);
     if (wrong != NULL) {
         sg_error_set(&why, SG_SANDBOX_LOST, "%s", wrong);
-    } else if (bind(fd, (const struct sockaddr *)&at, sizeof at) < 0 || listen(fd, e->backlog) < 0) {
+    } else if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0 || bind(fd, (const struct sockaddr *)&at, sizeof at) < 0 || listen(fd, e->backlog) < 0) {
         sg_error_sys(&why, SG_UNAVAILABLE, errno, "cannot listen on port %u of the sandbox", (unsigned)e->port);
     }
     if (why.code != SG_OK) {

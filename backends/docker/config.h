@@ -20,7 +20,8 @@ struct sg_docker_config {
     uint32_t uid, gid; /* of commands, neither of them 0 */
     int64_t memory_max, pids_max, cpu_milli; /* ceilings and defaults; 0: no limit */
     int64_t disk_max;                        /* bytes of /workspace; home and /tmp have a quarter of it each */
-    enum sg_egress egress;                   /* none, loopback or open */
+    enum sg_egress egress;
+    const char *const *egress_allow;         /* NULL-terminated, or NULL; as in backends/egress/rules.h. Of SG_EGRESS_RESTRICTED not empty */
     const char *network;                     /* of the engine's, for open */
     unsigned warm;                           /* containers of the default image that are kept ready */
     int64_t start_ms;                        /* how long a container may take to be ready once it has been started */

@@ -65,6 +65,7 @@ static void take_config(struct docker *d, const struct sg_docker_config *c)
     d->cfg.tls_key = copy(c->tls_key);
     d->cfg.image = copy(c->image);
     d->cfg.images_allowed = images;
+    d->cfg.egress_allow = NULL; /* that is what the rules are made of */
     d->cfg.dir = copy(c->dir);
     d->cfg.host_dir = copy(c->host_dir != NULL ? c->host_dir : c->dir);
     d->cfg.agent_path = copy(c->agent_path);
@@ -84,6 +85,7 @@ void docker_unref(struct docker *d)
     }
     drop_config(&d->cfg);
     login_drop(d);
+    sg_egress_rules_free(d->rules);
     sg_error_clear(&d->why_not);
     (void)sg_close(d->run_fd);
     (void)sg_close(d->inotify);
@@ -235,6 +237,7 @@ static void driver_free(struct sg_driver *drv)
     run_and_wait(d, retire_begin);
     run_and_wait(d, close_begin);
     d->engine = sg_net_client_free(d->engine);
+    d->hub = sg_egress_hub_free(d->hub); /* every container has been cut off */
     run_and_wait(d, close_finish); /* after the last answers */
     docker_unref(d);
 }
@@ -259,9 +262,6 @@ static const struct sg_driver_ops docker_ops = {
 /* An image's name, so that it can stand in a path and says what it means. */
 static int check_config(const struct sg_docker_config *c, struct sg_error *err)
 {
-    if (c->egress == SG_EGRESS_RESTRICTED) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "docker.egress", "docker.egress: an engine has no list of allowed hosts: none or open");
-    }
     if (c->image == NULL && (c->images_allowed == NULL || c->images_allowed[0] == NULL)) {
         return sg_error_field(err, SG_INVALID_REQUEST, "docker.image", "name an image for containers (docker.image, or docker.images_allowed)");
     }
@@ -371,13 +371,16 @@ int sg_docker_new(const struct sg_docker_config *c, const struct sg_docker_parts
     sg_error_retry_after(&d->why_not, 1);
     d->sweep_timer.fire = sweep_due;
     d->news.ready = docker_news;
-    if (login_load(d, err) < 0 || make_places(d, err) < 0 || open_engine(d, err) < 0) {
+    if (login_load(d, err) < 0 || make_places(d, err) < 0 || open_engine(d, err) < 0 ||
+        docker_egress_start(d, c->egress_allow, err) < 0) {
+        d->engine = sg_net_client_free(d->engine);
         docker_unref(d);
         return -1;
     }
     d->news.fd = d->inotify;
     if (sg_watch_add(d->parts.reactor, &d->news, EPOLLIN, err) < 0) {
         d->engine = sg_net_client_free(d->engine);
+        d->hub = sg_egress_hub_free(d->hub);
         docker_unref(d);
         return -1;
     }

@@ -8,6 +8,8 @@
 
 #include "backends/agent/sandbox.h"
 #include "backends/docker/docker.h"
+#include "backends/egress/lease.h"
+#include "backends/egress/proxy.h"
 
 #include <jansson.h>
 #include <pthread.h>
@@ -20,6 +22,7 @@
 #define LABEL_LEASE "sandgate.lease"
 #define LABEL_RUN "sandgate.run"
 #define LABEL_IMAGE "sandgate.image"
+#define LABEL_EGRESS "sandgate.egress"
 
 #define NAME_LEN 96
 
@@ -32,6 +35,9 @@ struct docker {
     char *login_host;
     int run_fd;               /* O_PATH of the directory of the sockets */
     struct sg_net_client *engine;
+    struct sg_egress_rules *rules;
+    struct sg_egress_hub *hub; /* NULL: no container has a proxy */
+    struct sg_egress_counters egress;
     atomic_int refs; /* the registry's, and one per box */
 
     pthread_mutex_t lock; /* guards the next block */
@@ -79,7 +85,8 @@ struct box {
     char *body;              /* of the create; NULL: one that is being found */
     struct sg_limits limits; /* as they are */
     enum sg_egress egress;
-    struct sg_env env;       /* of the image */
+    struct sg_env env;       /* of the image, and what says where the proxy is */
+    struct sg_egress_proxy *proxy; /* or NULL */
     int oom_fd;
 
     /* making and finding */
@@ -171,6 +178,7 @@ int docker_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct
 char *docker_body(const struct docker *d, const struct box *b);
 /* Fills in image, limits and network of b; the spec has been checked. */
 void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox_spec *spec);
+void docker_set_egress(struct box *b, enum sg_egress e);
 
 /* ---- box.c ---- */
 
@@ -199,6 +207,8 @@ void make_cold(struct box *b);
 void make_named(struct box *b);
 /* The agent is ready; or it, or something before it, failed. */
 void make_ready(struct box *b);
+/* ... and has the way out that it needs. */
+void make_serve(struct box *b);
 void make_failed(struct box *b, const struct sg_error *why);
 /* What inspect says, into b: pid and the image's environment. False: it does not run. */
 bool make_take_inspect(struct box *b, const json_t *json);
@@ -210,6 +220,13 @@ void make_cancel(struct box *b);
 void make_done(struct box *b);
 /* Answers who asked. */
 void make_answer(struct box *b, const struct sg_error *err);
+
+/* ---- egress.c ---- */
+
+/* The rules, and what all proxies share. */
+int docker_egress_start(struct docker *d, const char *const *allow, struct sg_error *err);
+/* b's agent is there: a proxy for it, and then make_serve() or make_failed(). */
+int box_listen(struct box *b, struct sg_error *err);
 
 /* ---- blackbox.c ---- */
 
@@ -230,6 +247,8 @@ void docker_sandbox_free(struct sg_sandbox *sb);
 void box_end(struct box *b, const struct sg_done *done);
 /* The agent is gone. */
 void box_lost(struct box *b, const struct sg_error *why);
+/* Its way out is gone. */
+void box_cut_off(struct box *b, const struct sg_error *why);
 /* The driver ends: whoever waits hears of it. */
 void box_shut(struct box *b);
 

@@ -31,6 +31,7 @@ static void tell_endings(struct box *b, const struct sg_error *err)
 
 static void drop_agent(struct box *b, const struct sg_error *why)
 {
+    b->proxy = sg_egress_proxy_stop(b->proxy);
     struct sg_agent *a = sg_agent_sandbox_take(&b->base, why);
     if (a != NULL) {
         sg_agent_close(a);
@@ -207,6 +208,21 @@ void box_lost(struct box *b, const struct sg_error *why)
     drop_agent(b, why);
     sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/%s/wait?condition=not-running", b->base.sb.id);
     engine_ask(b->d, &(struct ask){.method = "POST", .path = path, .ms = WHY_MS, .fn = waited, .arg = box_ref(b)});
+}
+
+void box_cut_off(struct box *b, const struct sg_error *why)
+{
+    struct sg_error err = {0};
+    sg_error_set(&err, SG_SANDBOX_LOST, "the proxy of its network no longer listens: %s", why->message);
+    sg_error_reason(&err, "network_lost");
+    if (b->state == BOX_READY) {
+        b->state = BOX_LOST;
+        drop_agent(b, &err);
+        tell_lost(b, err.reason, err.message);
+    } else {
+        make_failed(b, &err);
+    }
+    sg_error_clear(&err);
 }
 
 /* ---- shutdown ---- */

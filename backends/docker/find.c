@@ -37,6 +37,8 @@ static void take(struct box *b, const json_t *json)
     const char *instance = json_string_value(json_object_get(labels, LABEL_INSTANCE));
     const char *run = json_string_value(json_object_get(labels, LABEL_RUN));
     const char *image = json_string_value(json_object_get(labels, LABEL_IMAGE));
+    const char *egress_name = json_string_value(json_object_get(labels, LABEL_EGRESS));
+    enum sg_egress egress = SG_EGRESS_NONE;
     struct sg_error err = {0};
     char what[96];
     if (instance == NULL || !sg_streq(instance, b->d->instance) || run == NULL || !sg_id_valid("run", run)) {
@@ -45,6 +47,8 @@ static void take(struct box *b, const json_t *json)
     }
     (void)snprintf(b->run, sizeof b->run, "%s", run);
     b->image = sg_xstrdup(image != NULL ? image : "");
+    (void)(egress_name != NULL && sg_egress_parse(egress_name, &egress));
+    docker_set_egress(b, egress);
     if (make_take_inspect(b, json)) {
         if (box_watch_dir(b, &err) < 0) {
             make_failed(b, &err);

@@ -113,11 +113,25 @@ void make_done(struct box *b)
 
 void make_ready(struct box *b)
 {
+    struct sg_error err = {0};
     if (given_up(b)) {
         return;
     }
     sg_agent_sandbox_set(&b->base, sg_steal(&b->greeting));
     b->oom_fd = docker_oom_fd(b->pid);
+    if (b->egress != SG_EGRESS_RESTRICTED || b->warm) {
+        make_serve(b);
+    } else if (box_listen(b, &err) < 0) {
+        make_failed(b, &err);
+    }
+    sg_error_clear(&err);
+}
+
+void make_serve(struct box *b)
+{
+    if (given_up(b)) {
+        return;
+    }
     if (b->blackbox) {
         b->serving = true;
         blackbox_start(b);

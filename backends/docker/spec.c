@@ -86,27 +86,10 @@ static int unknown_image(const struct sg_docker_config *c, const char *image, st
     return sg_error_reason(err, "unknown_image");
 }
 
-static int check_egress(const struct sg_docker_config *c, enum sg_egress asked, struct sg_error *err)
-{
-    if (asked == SG_EGRESS_RESTRICTED) {
-        return sg_error_field(err, SG_NOT_SUPPORTED, "network_egress_class", "a container's network is open or none, never restricted");
-    }
-    if (asked <= SG_EGRESS_LOOPBACK || asked <= c->egress) {
-        return 0;
-    }
-    sg_error_field(err, SG_POOL_REFUSED, "network_egress_class", "egress %s is wider than %s, which containers have here (docker.egress)",
-                   sg_egress_name(asked), sg_egress_name(c->egress));
-    return sg_error_reason(err, "egress_widened");
-}
-
-static enum sg_egress egress_of(const struct sg_docker_config *c, const struct sg_sandbox_spec *spec)
-{
-    return spec != NULL && spec->egress_given ? spec->egress : c->egress;
-}
-
 int docker_check(struct sg_driver *drv, const struct sg_sandbox_spec *spec, struct sg_error *err)
 {
-    const struct sg_docker_config *c = &((const struct docker *)drv)->cfg;
+    const struct docker *d = (const struct docker *)drv;
+    const struct sg_docker_config *c = &d->cfg;
     if (spec->local_pool != NULL && spec->local_pool[0] != '\0') {
         return sg_error_field(err, SG_NOT_SUPPORTED, "local_pool", "containers are of no local pool");
     }
@@ -116,17 +99,19 @@ int docker_check(struct sg_driver *drv, const struct sg_sandbox_spec *spec, stru
     if (spec->image != NULL && !image_allowed(c, spec->image)) {
         return unknown_image(c, spec->image, err);
     }
-    if (spec->egress_given && check_egress(c, spec->egress, err) < 0) {
+    if (sg_egress_check(spec, c->egress, d->rules, "containers here (docker.egress)", err) < 0) {
         return -1;
-    }
-    if ((spec->required_caps & SG_CAP_NETWORK) != 0 && egress_of(c, spec) != SG_EGRESS_OPEN) {
-        return sg_error_field(err, SG_NOT_SUPPORTED, "policy.required_capabilities", "a container without a network (egress %s) has no capability network",
-                              sg_egress_name(egress_of(c, spec)));
     }
     return check_limits(c, &spec->limits, err);
 }
 
 /* ---- apply ---- */
+
+void docker_set_egress(struct box *b, enum sg_egress e)
+{
+    b->egress = e;
+    b->base.sb.lacks = sg_egress_reaches_out(e) ? 0 : SG_CAP_NETWORK;
+}
 
 void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox_spec *spec)
 {
@@ -135,8 +120,7 @@ void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox
     const struct sg_limits *l = spec != NULL ? &spec->limits : &none;
     const char *image = spec != NULL && spec->image != NULL ? spec->image : c->image;
     b->image = sg_xstrdup(image);
-    b->egress = egress_of(c, spec);
-    b->base.sb.lacks = b->egress == SG_EGRESS_OPEN ? 0 : SG_CAP_NETWORK;
+    docker_set_egress(b, sg_egress_of(spec, c->egress));
     b->limits.memory_bytes = l->memory_bytes > 0 ? l->memory_bytes : c->memory_max;
     b->limits.pids = l->pids > 0 ? l->pids : c->pids_max;
     b->limits.cpu_milli = l->cpu_milli > 0 ? l->cpu_milli : c->cpu_milli;
@@ -220,9 +204,9 @@ char *docker_body(const struct docker *d, const struct box *b)
     (void)snprintf(gid, sizeof gid, "%u", d->cfg.gid);
     (void)snprintf(grace, sizeof grace, "%lld", (long long)d->cfg.orphan_grace_ms);
     sg_cleanup(sg_json_p) json_t *v = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:[s,s,s,s,s,s,s,s,s], s:[], s:b, s:b, s:{s:[s]}, s:{s:s, s:s, s:s, s:s}, s:o}", "Image", b->image, "User", "0:0",
+        "{s:s, s:s, s:s, s:s, s:s, s:[s,s,s,s,s,s,s,s,s], s:[], s:b, s:b, s:{s:[s]}, s:{s:s, s:s, s:s, s:s, s:s}, s:o}", "Image", b->image, "User", "0:0",
         "WorkingDir", "/", "Hostname", "sandbox", "StopSignal", "SIGKILL", "Entrypoint", "/.sandgate/agent", "listen", "/.sandgate/run", uid, gid, grace,
         "/workspace", "/home/sandbox", "/tmp", "Cmd", "Tty", 0, "OpenStdin", 0, "Healthcheck", "Test", "NONE", "Labels", LABEL_INSTANCE,
-        d->instance, LABEL_LEASE, b->lease, LABEL_RUN, b->run, LABEL_IMAGE, b->image, "HostConfig", host_config(d, b));
+        d->instance, LABEL_LEASE, b->lease, LABEL_RUN, b->run, LABEL_IMAGE, b->image, LABEL_EGRESS, sg_egress_name(b->egress), "HostConfig", host_config(d, b));
     return v != NULL ? sg_json_dump(v, NULL) : NULL;
 }

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include "backends/egress/lease.h"
 #include "backends/egress/proxy.h"
 #include "base/buf.h"
 
@@ -130,13 +131,8 @@ static int check_service(const struct sg_local_pool_config *c, struct sg_error *
 
 static int check_egress(const struct sg_local_pool_config *c, struct sg_error *err)
 {
-    struct sg_egress_rules *rules = NULL;
-    if (sg_egress_rules_new(c->egress_allow, &rules, err) < 0) {
+    if (sg_egress_settings_check(c->egress, c->egress_allow, err) < 0) {
         return -1;
-    }
-    sg_egress_rules_free(rules);
-    if (c->egress == SG_EGRESS_RESTRICTED && (c->egress_allow == NULL || c->egress_allow[0] == NULL)) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "egress", "restricted needs egress_allow");
     }
     if (c->egress >= SG_EGRESS_RESTRICTED && c->mode == SG_POOL_BLACKBOX && c->service_port == SG_EGRESS_PORT) {
         return sg_error_field(err, SG_INVALID_REQUEST, "service_port", "%d is the port of the proxy of restricted egress", SG_EGRESS_PORT);

@@ -2,33 +2,12 @@
 #include "backends/local_bwrap/pool_priv.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define BACKLOG 128
-
-bool egress_reaches_out(enum sg_egress e)
-{
-    return e == SG_EGRESS_RESTRICTED || e == SG_EGRESS_OPEN;
-}
-
-int egress_env(struct sg_env *env, struct sg_error *err)
-{
-    static const char *const proxies[] = {"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"};
-    static const char *const none[] = {"NO_PROXY", "no_proxy"};
-    for (size_t i = 0; i < SG_COUNT_OF(proxies); i++) {
-        if (sg_env_set(env, proxies[i], SG_EGRESS_URL, err) < 0) {
-            return -1;
-        }
-    }
-    for (size_t i = 0; i < SG_COUNT_OF(none); i++) {
-        if (sg_env_set(env, none[i], "localhost,127.0.0.1,::1", err) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
 
 /* ---- the proxy of a sandbox ---- */
 
@@ -39,6 +18,7 @@ static void refused(void *arg, enum sg_egress_outcome why, const char *target, u
     const struct sg_egress_event e = {.why = why,
                                       .target = target,
                                       .untold = untold,
+                                      .backend = "local_bwrap",
                                       .pool = s->pool->cfg.name,
                                       .slot = s->name,
                                       .generation = s->generation,
@@ -145,7 +125,7 @@ bool egress_settle(struct gen *g, enum sg_egress e, void (*done)(struct gen *g, 
 {
     g->egress = e;
     g->base.sb.env = e == SG_EGRESS_RESTRICTED ? &g->l->proxy_env : NULL;
-    g->base.sb.lacks = egress_reaches_out(e) ? 0 : SG_CAP_NETWORK;
+    g->base.sb.lacks = sg_egress_reaches_out(e) ? 0 : SG_CAP_NETWORK;
     if (g->built.net_fd >= 0 && e != SG_EGRESS_OPEN) {
         g->cutting = true;
         g->cut_done = done;
@@ -160,39 +140,11 @@ bool egress_settle(struct gen *g, enum sg_egress e, void (*done)(struct gen *g, 
 
 /* ---- what a lease may ask for ---- */
 
-static int cannot_reach(const struct pool *p, const struct sg_sandbox_spec *spec, struct sg_error *err)
-{
-    if (spec->egress_given) {
-        return sg_error_field(err, SG_NOT_SUPPORTED, "network_egress_class", "egress %s is without the capability network, which the policy requires",
-                              sg_egress_name(spec->egress));
-    }
-    return sg_error_field(err, SG_NOT_SUPPORTED, "policy.required_capabilities",
-                          "local pool \"%s\" has egress %s, which is without the capability network; ask for another local_pool", p->cfg.name,
-                          sg_egress_name(p->cfg.egress));
-}
-
 int egress_check(const struct pool *p, const struct sg_sandbox_spec *spec, struct sg_error *err)
 {
-    enum sg_egress has = p->cfg.egress;
-    if (spec->egress_given && spec->egress > SG_EGRESS_LOOPBACK && spec->egress > has) {
-        sg_error_field(err, SG_POOL_REFUSED, "network_egress_class", "egress %s is wider than %s, which local pool \"%s\" has",
-                       sg_egress_name(spec->egress), sg_egress_name(has), p->cfg.name);
-        return sg_error_reason(err, "egress_widened");
-    }
-    enum sg_egress e = egress_of(p, spec);
-    if (e == SG_EGRESS_RESTRICTED && sg_egress_rules_empty(p->rules)) {
-        return sg_error_field(err, SG_NOT_SUPPORTED, "network_egress_class", "local pool \"%s\" has no egress_allow that a restricted lease could use",
-                              p->cfg.name);
-    }
-    if ((spec->required_caps & SG_CAP_NETWORK) != 0 && !egress_reaches_out(e)) {
-        return cannot_reach(p, spec, err);
-    }
-    return 0;
-}
-
-enum sg_egress egress_of(const struct pool *p, const struct sg_sandbox_spec *spec)
-{
-    return spec->egress_given ? spec->egress : p->cfg.egress;
+    char place[80];
+    (void)snprintf(place, sizeof place, "local pool \"%s\"", p->cfg.name);
+    return sg_egress_check(spec, p->cfg.egress, p->rules, place, err);
 }
 
 /* ---- figures. Any thread ---- */

@@ -544,7 +544,7 @@ int pool_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct 
     w->pool = p;
     w->done = *done;
     w->limits = spec->limits;
-    w->egress = egress_of(p, spec);
+    w->egress = sg_egress_of(spec, p->cfg.egress);
     w->image = spec->image != NULL ? find_image(p, spec->image) : NULL;
     (void)snprintf(w->lease_id, sizeof w->lease_id, "%s", spec->lease_id != NULL ? spec->lease_id : "");
     w->timeout_ms = spec->acquire_timeout_ms >= 0 ? spec->acquire_timeout_ms : p->cfg.acquire_timeout_ms;

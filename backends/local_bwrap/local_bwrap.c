@@ -297,12 +297,12 @@ static int start_egress(struct local *l, const struct sg_local_pool_config *pool
 {
     bool proxies = false;
     for (size_t i = 0; i < n; i++) {
-        proxies = proxies || (egress_reaches_out(pools[i].egress) && pools[i].egress_allow != NULL);
-        if (egress_reaches_out(pools[i].egress)) {
+        proxies = proxies || (sg_egress_reaches_out(pools[i].egress) && pools[i].egress_allow != NULL);
+        if (sg_egress_reaches_out(pools[i].egress)) {
             l->base.facts.caps |= (unsigned)SG_CAP_NETWORK;
         }
     }
-    return egress_env(&l->proxy_env, err) < 0 || (proxies && sg_egress_hub_new(l->parts.reactor, &l->egress, err) < 0) ? -1 : 0;
+    return sg_egress_env(&l->proxy_env, err) < 0 || (proxies && sg_egress_hub_new(l->parts.reactor, &l->egress, err) < 0) ? -1 : 0;
 }
 
 static const struct sg_local_image *copy_images(const struct sg_local_image *images, size_t n)

@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 
 #include "backends/agent/sandbox.h"
+#include "backends/egress/lease.h"
 #include "backends/egress/proxy.h"
 #include "backends/local_bwrap/local_bwrap.h"
 #include "backends/probe.h"
@@ -226,8 +227,6 @@ bool pool_is_drained(const struct pool *p);
 void pool_fail_waiters(struct pool *p, const struct sg_error *err);
 
 /* egress.c. Reactor only, but for reaches_out, env, check, of and report */
-bool egress_reaches_out(enum sg_egress e);
-int egress_env(struct sg_env *env, struct sg_error *err);
 /* Starts the proxy of a sandbox. done comes unless g ends before, maybe at once. */
 int egress_listen(struct gen *g, void (*done)(struct gen *g, const struct sg_error *err), struct sg_error *err);
 void egress_end(struct gen *g);
@@ -238,7 +237,6 @@ int egress_watch(struct gen *g, struct sg_error *err);
 bool egress_settle(struct gen *g, enum sg_egress e, void (*done)(struct gen *g, const struct sg_error *err));
 int egress_check(const struct pool *p, const struct sg_sandbox_spec *spec, struct sg_error *err);
 /* The class that a lease has, of a spec that was checked. */
-enum sg_egress egress_of(const struct pool *p, const struct sg_sandbox_spec *spec);
 void egress_report(const struct pool *p, struct sg_slot_pool_info *out);
 
 /* note.c. Reactor only */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <strings.h>
 
+#include "backends/egress/lease.h"
 #include "backends/local_bwrap/local_bwrap.h"
 #include "backends/registry.h"
 #include "base/str.h"
@@ -229,6 +230,19 @@ static int check_pools(const struct sg_config *c, struct sg_error *err)
     return 0;
 }
 
+static int check_docker(const struct sg_config *c, struct sg_error *err)
+{
+    struct sg_error why = {0};
+    char name[128];
+    if (sg_egress_settings_check(c->docker.egress, c->docker.egress_allow, &why) < 0) {
+        (void)snprintf(name, sizeof name, "docker.%s", why.field);
+        (void)refuse(c, name, err, "%s", why.message);
+        sg_error_clear(&why);
+        return -1;
+    }
+    return 0;
+}
+
 static int check_tokens(const struct sg_config *c, struct sg_error *err)
 {
     for (size_t i = 0; i < c->auth.n; i++) {
@@ -305,7 +319,7 @@ static int check_backends(const struct sg_config *c, struct sg_error *err)
 int conf_check(struct sg_config *c, struct sg_error *err)
 {
     static int (*const checks[])(const struct sg_config *, struct sg_error *) = {
-        check_listen, check_domain, check_timeouts, check_pools, check_tokens, check_remotes, check_backends,
+        check_listen, check_domain, check_timeouts, check_pools, check_docker, check_tokens, check_remotes, check_backends,
     };
     for (size_t i = 0; i < SG_COUNT_OF(checks); i++) {
         if (checks[i](c, err) < 0) {

@@ -62,6 +62,11 @@ bool sg_egress_parse(const char *s, enum sg_egress *ret)
     return false;
 }
 
+bool sg_egress_reaches_out(enum sg_egress e)
+{
+    return e == SG_EGRESS_RESTRICTED || e == SG_EGRESS_OPEN;
+}
+
 /* ---- environments ---- */
 
 static bool name_ok(const char *s)

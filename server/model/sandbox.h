@@ -16,6 +16,8 @@ const char *sg_egress_name(enum sg_egress e);
 bool sg_mode_parse(const char *s, enum sg_mode *ret);
 bool sg_pool_mode_parse(const char *s, enum sg_pool_mode *ret);
 bool sg_egress_parse(const char *s, enum sg_egress *ret);
+/* Is it with the capability network? */
+bool sg_egress_reaches_out(enum sg_egress e);
 
 /* An ordered set of NAME=VALUE pairs; a later set of the same name replaces. */
 struct sg_env {

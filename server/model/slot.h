@@ -70,9 +70,10 @@ struct sg_egress_event {
     enum sg_egress_outcome why;
     const char *target; /* host:port, or what was wrong with a malformed one */
     uint64_t untold;    /* refusals since the last one that was told */
-    const char *pool;
-    const char *slot;
-    uint64_t generation;
+    const char *backend;
+    const char *pool; /* of a local one; else NULL */
+    const char *slot; /* or what else the backend calls the sandbox */
+    uint64_t generation; /* of the slot */
     const char *lease_id; /* "" without one */
 };
 

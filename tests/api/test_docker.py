@@ -87,9 +87,9 @@ def test_images_and_limits_are_the_operators(engine, client):
     for limits, field in (({"memory_max": 2 << 30}, "limits.memory_max"), ({"pids_max": 1000}, "limits.pids_max"), ({"disk_max": 2 << 30}, "limits.disk_max")):
         r = client.post("/leases", {"limits": limits})
         assert r.status == 422 and r.code == "limit_exceeded" and r.json()["field"] == field and r.json()["limit"], r
-    for egress, code in (("open", "pool_refused"), ("restricted", "not_supported")):
+    for egress in ("open", "restricted"):
         r = client.post("/leases", {"network_egress_class": egress})
-        assert r.status == 422 and r.code == code and r.json()["field"] == "network_egress_class", r
+        assert r.status == 422 and r.code == "pool_refused" and r.json()["field"] == "network_egress_class" and r.json()["reason"] == "egress_widened", r
     assert engine.containers() == before
 
 
@@ -465,7 +465,7 @@ def test_warm_containers(engine):
 
 # ---- configuration ----
 
-@pytest.mark.parametrize("docker,word", [({"egress": "restricted"}, "docker.egress"), ({"user": "0:0"}, "docker.user"), ({"image": None}, "docker.image"),
+@pytest.mark.parametrize("docker,word", [({"egress": "restricted"}, "docker.egress: restricted needs egress_allow"), ({"egress_allow": ["x"]}, "docker.egress_allow"), ({"user": "0:0"}, "docker.user"), ({"image": None}, "docker.image"),
                                          ({"host": "tcp://127.0.0.1:1"}, "agent_host_dir"), ({"host": "nonsense"}, "docker.host")])
 def test_settings_that_cannot_be(docker, word):
     config = {k: v for k, v in {"host": "unix:///x", "image": "a:b", **docker}.items() if v is not None}
