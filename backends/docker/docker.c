@@ -259,7 +259,19 @@ static const struct sg_driver_ops docker_ops = {
     .free = driver_free,
 };
 
-/* An image's name, so that it can stand in a path and says what it means. */
+static int check_tls(const struct sg_docker_config *c, struct sg_error *err)
+{
+    bool plain = strncmp(c->host, "unix://", 7) == 0 || strncmp(c->host, "http://", 7) == 0;
+    if (plain && (c->tls_ca != NULL || c->tls_cert != NULL || c->tls_key != NULL)) {
+        return sg_error_field(err, SG_INVALID_REQUEST, "docker.tls_ca", "docker.tls_ca, tls_cert and tls_key are for tcp:// and https://, not for %s",
+                              c->host);
+    }
+    if ((c->tls_cert != NULL) != (c->tls_key != NULL)) {
+        return sg_error_field(err, SG_INVALID_REQUEST, "docker.tls_key", "docker.tls_cert and docker.tls_key are for each other: name both");
+    }
+    return 0;
+}
+
 static int check_config(const struct sg_docker_config *c, struct sg_error *err)
 {
     if (c->image == NULL && (c->images_allowed == NULL || c->images_allowed[0] == NULL)) {
@@ -272,6 +284,9 @@ static int check_config(const struct sg_docker_config *c, struct sg_error *err)
     }
     if (!known) {
         return sg_error_field(err, SG_INVALID_REQUEST, "docker.host", "docker.host is unix:///PATH, tcp://HOST:PORT or https://HOST:PORT");
+    }
+    if (check_tls(c, err) < 0) {
+        return -1;
     }
     if (strncmp(c->host, "unix://", 7) != 0 && c->host_dir == NULL) {
         return sg_error_field(err, SG_INVALID_REQUEST, "docker.agent_host_dir",

@@ -133,20 +133,31 @@ static unsigned minor_of(const char *version)
     return version != NULL && strncmp(version, "1.", 2) == 0 && sg_parse_int(version + 2, 0, 10000, &minor) ? (unsigned)minor : 0;
 }
 
+/* What became of the question before it says nothing of the question itself: that has not been asked. */
+static void not_asked(struct asking *k, const struct sg_error *why)
+{
+    sg_error_copy(&k->err, why);
+    if (why->code == SG_PROVIDER_FAILED || why->code == SG_PROVIDER_TIMEOUT) {
+        k->err.code = SG_UNAVAILABLE;
+        sg_error_retry_after(&k->err, 1);
+    }
+}
+
 static void pinged(void *arg, const struct sg_net_response *r, const struct sg_error *err)
 {
     struct asking *k = arg;
     if (err != NULL) {
-        sg_error_copy(&k->err, err);
+        not_asked(k, err);
         finish(k);
         return;
     }
     const char *version = sg_net_header(r, "Api-Version");
     unsigned theirs = minor_of(version);
     if (sg_net_status(r) != 200 || theirs < DOCKER_API_MIN) {
-        sg_error_set(&k->err, SG_PROVIDER_FAILED, "the engine at %s speaks API version %s, not 1.%u or newer", k->d->cfg.host,
+        sg_error_set(&k->err, SG_UNAVAILABLE, "the engine at %s speaks API version %s, not 1.%u or newer", k->d->cfg.host,
                      version != NULL ? version : "(none)", DOCKER_API_MIN);
         sg_error_reason(&k->err, "engine_version");
+        sg_error_retry_after(&k->err, 30);
         finish(k);
         return;
     }

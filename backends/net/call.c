@@ -457,11 +457,25 @@ static bool is_tls(CURLcode rc)
     }
 }
 
-static int not_sent(const struct sg_net_call *c, CURLcode rc, struct sg_error *err)
+/* Whoever does not accept our certificate says so when for us the handshake is over and the request on its way (TLS 1.3), and what it
+ * says may be lost with the connection. */
+static bool was_turned_away(const struct sg_net_call *c, CURLcode rc)
 {
-    sg_error_set(err, SG_UNAVAILABLE, "%s cannot be reached: %s", c->client->shown,
-                 c->text[0] != '\0' ? c->text : curl_easy_strerror(rc));
-    sg_error_reason(err, is_tls(rc) ? "tls_failed" : "unreachable");
+    long connections = 0;
+    (void)curl_easy_getinfo(c->easy, CURLINFO_NUM_CONNECTS, &connections);
+    return (rc == CURLE_SEND_ERROR || rc == CURLE_RECV_ERROR) && !c->headed && connections > 0 && strncmp(c->client->url, "https:", 6) == 0;
+}
+
+static const char *doubt(bool turned_away)
+{
+    return turned_away ? " (does it accept this server's certificate?)" : "";
+}
+
+static int not_sent(const struct sg_net_call *c, CURLcode rc, bool turned_away, struct sg_error *err)
+{
+    sg_error_set(err, SG_UNAVAILABLE, "%s cannot be reached: %s%s", c->client->shown,
+                 c->text[0] != '\0' ? c->text : curl_easy_strerror(rc), doubt(turned_away));
+    sg_error_reason(err, is_tls(rc) || turned_away ? "tls_failed" : "unreachable");
     return sg_error_retry_after(err, 1);
 }
 
@@ -483,14 +497,15 @@ int sg_call_verdict(struct sg_net_call *c, CURLcode rc, struct sg_error *err)
         return 0;
     }
     (void)curl_easy_getinfo(c->easy, CURLINFO_REQUEST_SIZE, &sent);
-    if (sent <= 0) {
-        return not_sent(c, rc, err);
+    bool turned_away = was_turned_away(c, rc);
+    if (sent <= 0 || (turned_away && strstr(c->text, " alert ") != NULL)) {
+        return not_sent(c, rc, turned_away, err);
     }
     if (rc == CURLE_OPERATION_TIMEDOUT) {
         return timed_out(c, err);
     }
-    sg_error_set(err, SG_PROVIDER_FAILED, "the connection to %s broke: %s", c->client->shown,
-                 c->text[0] != '\0' ? c->text : curl_easy_strerror(rc));
+    sg_error_set(err, SG_PROVIDER_FAILED, "the connection to %s broke: %s%s", c->client->shown,
+                 c->text[0] != '\0' ? c->text : curl_easy_strerror(rc), doubt(turned_away));
     return sg_error_reason(err, "connection_lost");
 }
 

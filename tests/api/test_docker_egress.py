@@ -126,8 +126,9 @@ def test_after_a_restart_it_has_its_way_out_again(world, engine, server):
     lease, taken = c.lease(network_egress_class="restricted"), c.lease(network_egress_class="restricted")
     c.exec(lease, "(setsid sh -c 'sleep 100 | nc 127.0.0.1 61080' >/dev/null 2>&1 &)")  # a connection that is open meanwhile
     c.exec(taken, "(setsid sh -c 'while ! httpd -f -p 127.0.0.1:61080 -h /tmp; do sleep 0.05; done' >/dev/null 2>&1 &)")
+    wait_until(lambda: at_the_port(engine, lease, "01"), what="it is connected")
     server.kill9()
-    wait_until(lambda: "0100007F:EE98" in listeners(engine, taken), what="what is inside takes the port")
+    wait_until(lambda: at_the_port(engine, taken, "0A"), what="what is inside takes the port")
     server.start()
     c = server.client()
     wait_until(lambda: c.exec_response(lease, "true").status == 200)
@@ -137,10 +138,10 @@ def test_after_a_restart_it_has_its_way_out_again(world, engine, server):
     c.terminate(lease)
 
 
-def listeners(engine, lease):
-    """What listens in the network of a container, as the kernel writes it."""
+def at_the_port(engine, lease, state):
+    """Has a socket of a container the proxy's address and this state, as the kernel writes it (01: connected, 0A: listens)?"""
     with open(f"/proc/{engine.inspect('sandgate-' + lease)['State']['Pid']}/net/tcp") as f:
-        return [line.split()[1] for line in f if line.split()[3] == "0A"]
+        return any(line.split()[1] == f"0100007F:{PORT:04X}" and line.split()[3] == state for line in f)
 
 
 SERVICE = (f"mkdir -p /tmp/www; printf 'GET http://site.example:8080/ HTTP/1.0\\r\\n\\r\\n' | nc -w 5 127.0.0.1 {PORT} | tail -n 1 > /tmp/www/health; "
