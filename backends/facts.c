@@ -25,7 +25,7 @@ static const struct row rows[] = {
     {"worktree", BASICS | SG_CAP_NETWORK, true, false, NULL},
     {"docker", BASICS | SG_CAP_SNAPSHOT | SG_CAP_PUBLIC_URL, true, true, NULL},
     {"local_bwrap", BASICS | SG_CAP_SNAPSHOT | SG_CAP_PUBLIC_URL, true, false, NULL},
-    {"e2b", BASICS | SG_CAP_NETWORK | SG_CAP_PUBLIC_URL, false, true, e2b_credentials},
+    {"e2b", BASICS | SG_CAP_NETWORK | SG_CAP_SNAPSHOT | SG_CAP_PUBLIC_URL, false, true, e2b_credentials},
     {"modal", BASICS | SG_CAP_NETWORK | SG_CAP_GPU | SG_CAP_SNAPSHOT | SG_CAP_PUBLIC_URL, false, true,
      modal_credentials},
     {"daytona", BASICS | SG_CAP_NETWORK | SG_CAP_SNAPSHOT | SG_CAP_PERSISTENT_VOLUMES | SG_CAP_PUBLIC_URL,

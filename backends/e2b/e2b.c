@@ -41,7 +41,9 @@ static int check(struct sg_driver *base, const struct sg_sandbox_spec *spec, str
         return sg_error_field(err, SG_NOT_SUPPORTED, "network_egress_class", "e2b has none, loopback and open");
     if (l->memory_bytes || l->pids || l->cpu_milli || l->disk_bytes)
         return sg_error_field(err, SG_NOT_SUPPORTED, "limits", "e2b sets them in the template, not for a lease");
-    if (!spec->image && !d->template_name)
+    if (spec->snapshot_ref && spec->image)
+        return sg_error_field(err, SG_NOT_SUPPORTED, "image", "a sandbox of e2b is made of a snapshot or of an image, not of both");
+    if (!spec->snapshot_ref && !spec->image && !d->template_name)
         return sg_error_field(err, SG_NOT_SUPPORTED, "image", "names no template of e2b, and this server has no default one (e2b.template)");
     if (spec->n_services > 0)
         return sg_error_field(err, SG_NOT_SUPPORTED, "services", "of e2b are reached at the provider, and this server does not wait for them: start them, and ask for their endpoint");
@@ -103,6 +105,7 @@ static const struct sg_driver_ops e2b_ops = {
     .sandbox_free = e2b_sandbox_free,
     .exec_start = e2b_exec,
     .files = &e2b_file_ops,
+    .snapshots = &e2b_snapshot_ops,
     .public_url = public_url,
     .metadata = metadata,
     .health = health,

@@ -108,10 +108,11 @@ struct e2b_run_args {
 /* done always comes, maybe before this returns. */
 void e2b_run(struct e2b_sandbox *sb, const struct e2b_run_args *a);
 
-/* ---- exec.c, files.c, put.c ---- */
+/* ---- exec.c, files.c, put.c, snapshot.c ---- */
 
 int e2b_exec(struct sg_sandbox *base, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink, struct sg_exec **ret,
              struct sg_error *err);
 extern const struct sg_file_ops e2b_file_ops;
+extern const struct sg_snapshot_ops e2b_snapshot_ops;
 
 #endif

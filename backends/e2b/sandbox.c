@@ -369,6 +369,7 @@ struct making {
     char *root;
     int64_t timeout_s;
     bool adopting; /* does not give up, and cannot be cancelled */
+    bool resuming; /* is made of a snapshot */
     struct sg_cancel *cancel;
     struct e2b_sandbox *sb;
     unsigned looks;
@@ -544,7 +545,9 @@ static void explain_refusal(struct making *m, int status)
     if (status != 400 && status != 404)
         return;
     struct sg_error err = {0};
-    if (status == 404)
+    if (status == 404 && m->resuming)
+        sg_error_field(&err, SG_SNAPSHOT_NOT_FOUND, "manifest.snapshot", "e2b does not have the snapshot any more");
+    else if (status == 404)
         sg_error_field(&err, SG_NOT_SUPPORTED, "image", "e2b has no template of that name");
     else
         sg_error_set(&err, SG_NOT_SUPPORTED, "%.400s", m->why.message);
@@ -581,11 +584,12 @@ static void created(void *arg, const struct sg_origin_answer *a, const struct sg
 
 static json_t *create_body(const struct e2b *d, const struct sg_sandbox_spec *spec, int64_t timeout_s)
 {
+    const char *of = spec->snapshot_ref ? spec->snapshot_ref : spec->image ? spec->image : d->template_name;
     json_t *env = json_object();
 
     for (size_t i = 0; spec->env && i < spec->env->n; i++)
         json_object_set_new(env, spec->env->vars[i].name, json_string(spec->env->vars[i].value));
-    json_t *body = json_pack("{s:s, s:I, s:{s:s, s:s}, s:o, s:{s:b}}", "templateID", spec->image ? spec->image : d->template_name, "timeout",
+    json_t *body = json_pack("{s:s, s:I, s:{s:s, s:s}, s:o, s:{s:b}}", "templateID", of, "timeout",
                              (json_int_t)timeout_s, "metadata", "sandgate", d->server, "lease", spec->lease_id, "envVars", env, "network", "allowPublicTraffic", 0);
     if (body && spec->egress_given && spec->egress != SG_EGRESS_OPEN)
         json_object_set_new(body, "allow_internet_access", json_false());
@@ -614,6 +618,7 @@ int e2b_create(struct sg_driver *base, const struct sg_sandbox_spec *spec, struc
         return sg_error_set(err, SG_INVALID_REQUEST, "the environment is not valid UTF-8");
     struct making *m = making_new(d, spec->lease_id, spec->root, done);
     m->timeout_s = timeout_s;
+    m->resuming = spec->snapshot_ref != NULL;
     m->cancel = cancel ? sg_cancel_ref(cancel) : NULL;
     sg_origin_call(d->api, &(struct sg_origin_call){.method = "POST", .path = "/v2/sandboxes", .body = body, .deadline_ms = deadline(d),
                                                     .done = created, .arg = m});

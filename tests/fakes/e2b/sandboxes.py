@@ -70,6 +70,7 @@ class Box:
         self.token, self.traffic = secrets.token_hex(16), None
         self.spec, self.started, self.state = spec, time.time(), "running"
         self.end_at, self.timer, self.lock = 0.0, None, threading.Lock()
+        self.connections = set()  # of calls that are under way
         self.dir = os.path.join(directory, self.id)
         self.root = os.path.join(self.dir, "root")
         os.makedirs(self.dir)
@@ -121,13 +122,23 @@ class Box:
             self.timer.daemon = True
             self.timer.start()
 
-    def freeze(self, on):
+    def hold(self, on):
         for pid in descendants(self.popen.pid):
             try:
                 os.kill(pid, signal.SIGSTOP if on else signal.SIGCONT)
             except ProcessLookupError:
                 pass
+
+    def freeze(self, on):
+        self.hold(on)
         self.state = "paused" if on else "running"
+
+    def disconnect(self):
+        for c in list(self.connections):
+            try:
+                c.sock.shutdown(socket.SHUT_RDWR)
+            except (AttributeError, OSError):
+                pass
 
     def destroy(self):
         with self.lock:

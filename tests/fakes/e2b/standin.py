@@ -9,12 +9,12 @@ Faults and figures are had from /_standin/... without a key (tests only):
   POST /_standin/faults   [{"op": OP, "kind": KIND, "times": N, "skip": N, ...}]  replaces the list; times 0: for ever
   GET  /_standin/state    sandboxes, all ids ever made, requests per op, starts per tag, faults done, failures of authentication
   POST /_standin/vanish   {"id": ID}      the sandbox is gone, by itself
-OP: create get list delete timeout connect pause snapshot start input close signal update processes read write
+OP: create get list delete timeout connect pause snapshot snapshots unsnapshot start input close signal update processes read write
     fs_stat fs_list fs_mkdir fs_remove fs_move, or "*".
 KIND: status (status, body?, headers?, retry_after?; nothing happens), echo (500 that repeats the key it was sent), stall (no answer;
     nothing happens), stall_after (done, but no answer), drop (connection cut; nothing happens), drop_after (done, then cut), slow
     (seconds; then as usual), late (start: connection cut; done once a later start has come to its end), cut (bytes: of a streamed answer, then the connection ends), garbage (200 that is no JSON), redirect
-    (302 to url), duplicate (create: two of them, one told), gone (the sandbox is removed first)."""
+    (302 to url), duplicate (create: two of them, one told), gone (the sandbox is removed first), disconnect (snapshot: calls to the sandbox's daemon are cut, as by a pause)."""
 import argparse
 import http.server
 import json
@@ -405,19 +405,37 @@ class Handler(http.server.BaseHTTPRequestHandler):
         b.expire_at(time.time() + 30 * 86400, self.world.expire)
         return 204, None, ()
 
-    def op_snapshot(self, sandbox, **_):
+    def op_snapshot(self, sandbox, kind=None, **_):
         name = self.json_body().get("name")
-        b, snap = self.known(sandbox), "s" + secrets.token_hex(9) + ":default"
-        root = os.path.join(self.world.dir, snap.split(":")[0])
-        b.freeze(True)
+        if name is not None and not (isinstance(name, str) and re.fullmatch(r"[a-z0-9_-]{1,128}", name)):
+            raise Refused(400, f"Invalid snapshot name: {name}")
+        b, snap = self.known(sandbox), (f"standin/{name}" if name else "s" + secrets.token_hex(9)) + ":default"
+        if b.state != "running":
+            raise Refused(409, f"Sandbox {sandbox} is not running")
+        root = os.path.join(self.world.dir, "s" + secrets.token_hex(9))
+        b.hold(True)
+        if kind == "disconnect":
+            b.disconnect()
         sandboxes.subprocess.run(["cp", "-a", b.root, root], check=True)
-        b.freeze(False)
-        self.world.snapshots[snap] = {"root": root, "name": name, "sandbox": b.id}
-        return 201, {"snapshotID": snap, "names": [name] if name else []}, ()
+        b.hold(False)
+        with self.world.lock:
+            old = self.world.snapshots.get(snap)  # a name that is taken: another build of it
+            self.world.snapshots[snap] = {"root": root, "names": [snap] if name else [], "sandbox": b.id}
+        if old:
+            shutil.rmtree(old["root"], ignore_errors=True)
+        return 201, {"snapshotID": snap, "names": [snap] if name else []}, ()
 
     def op_snapshots(self, query=None, **_):
-        return 200, [{"snapshotID": k, "names": [v["name"]] if v["name"] else []} for k, v in self.world.snapshots.items()
-                     if query.get("sandboxID", v["sandbox"]) == v["sandbox"]], ()
+        wanted = query.get("name")
+        with self.world.lock:
+            found = [{"snapshotID": k, "names": v["names"]} for k, v in sorted(self.world.snapshots.items())
+                     if query.get("sandboxID", v["sandbox"]) == v["sandbox"] and
+                     (wanted is None or wanted in (k, k.split(":")[0], k.split("/")[-1], k.split("/")[-1].split(":")[0]))]
+        limit, after = int(query.get("limit", 100)), query.get("nextToken")
+        if after:
+            found = [x for x in found if x["snapshotID"] > after]
+        headers = [("X-Next-Token", found[limit - 1]["snapshotID"])] if len(found) > limit else []
+        return 200, found[:limit], headers
 
     def op_unsnapshot(self, name, **_):
         snap = self.world.snapshots.pop(urllib.parse.unquote(name), None)
@@ -450,6 +468,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         headers = {k: v for k, v in self.headers.items()
                    if k.lower() not in ("host", "content-length", "transfer-encoding", "connection", "expect")}
         conn = b.connect()
+        b.connections.add(conn)
         try:
             if body is None:
                 conn.request(self.command, self.path, headers=headers)
@@ -460,6 +479,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except (OSError, sandboxes.http.client.HTTPException):
             self.cut()  # the sandbox went away under it
         finally:
+            b.connections.discard(conn)
             conn.close()
             if op == "start":
                 self.world.start_ended(late)
