@@ -55,6 +55,15 @@ int sg_driver_reload(struct sg_driver *d, struct sg_error *err)
     return d->ops->reload != NULL ? d->ops->reload(d, err) : 0;
 }
 
+bool sg_driver_report(struct sg_driver *d, struct sg_provider_report *ret)
+{
+    *ret = (struct sg_provider_report){0};
+    if (d->ops->report != NULL) {
+        d->ops->report(d, ret);
+    }
+    return d->ops->report != NULL;
+}
+
 struct sg_driver *sg_driver_free(struct sg_driver *d)
 {
     if (d != NULL) {

@@ -23,6 +23,7 @@
 #include "model/exec.h"
 #include "model/file.h"
 #include "model/kept.h"
+#include "model/provider.h"
 #include "model/sandbox.h"
 #include "model/slot.h"
 
@@ -348,6 +349,8 @@ struct sg_driver_ops {
     struct json_t *(*metadata)(struct sg_sandbox *sb);
     /* MUST. Usable now, from background knowledge only (no probe): 0, or -1 with the reason. */
     int (*health)(struct sg_driver *d, struct sg_error *err);
+    /* MAY: where a provider is asked. What is known now; ret is zeroed. */
+    void (*report)(struct sg_driver *d, struct sg_provider_report *ret);
     /* MAY: reads its credentials again. -1: it keeps those that it has. */
     int (*reload)(struct sg_driver *d, struct sg_error *err);
     /* MUST. Everything of the driver ends; all sandboxes are gone when it returns. May block (shutdown only). */
@@ -368,6 +371,8 @@ int sg_driver_adopt(struct sg_driver *d, const struct sg_adopt *a, const struct 
 void sg_driver_settled(struct sg_driver *d);
 int sg_driver_health(struct sg_driver *d, struct sg_error *err);
 int sg_driver_reload(struct sg_driver *d, struct sg_error *err);
+/* False: there is nothing to tell. */
+bool sg_driver_report(struct sg_driver *d, struct sg_provider_report *ret);
 struct sg_driver *sg_driver_free(struct sg_driver *d);
 
 struct sg_sandbox *sg_sandbox_ref(struct sg_sandbox *sb);

@@ -47,6 +47,9 @@ struct sg_config_cloud {
     const char *sandbox_url;
     const char *domain;
     const char *template_name;
+    struct sg_secret *proxy; /* NULL: none */
+    const char *ca_file;
+    unsigned max_concurrent;
     int64_t timeout_ms;
     int64_t sweep_ms;
     int64_t grace_ms;

@@ -18,6 +18,8 @@ struct sg_fleet {
     struct sg_fleet_member *members;
     struct suspect *suspects; /* orphans as of the sweep before */
     int64_t swept_from_ms;
+    unsigned removals; /* under way */
+    uint64_t sweeps, sweeps_failed, orphans;
 };
 
 /* ---- members ---- */
@@ -84,8 +86,16 @@ struct removal {
     struct sg_done done;
 };
 
+static void count_removal(struct sg_fleet *f, bool begins)
+{
+    pthread_mutex_lock(&f->lock);
+    f->removals += begins ? 1U : -1U;
+    pthread_mutex_unlock(&f->lock);
+}
+
 static void removal_over(struct removal *r, const struct sg_error *err)
 {
+    count_removal(r->f, false);
     if (r->done.fn)
         r->done.fn(r->done.arg, err);
     free(r);
@@ -126,6 +136,7 @@ void sg_fleet_remove(struct sg_fleet *f, const char *id, const struct sg_done *d
     snprintf(r->id, sizeof r->id, "%s", id);
     if (done)
         r->done = *done;
+    count_removal(f, true);
     removal_try(r, false);
 }
 
@@ -180,6 +191,7 @@ static bool is_orphan(struct sg_fleet *f, const struct sg_fleet_item *item)
     bool has = find_locked(f, item->id, "") != NULL;
     bool other = live && !has && find_locked(f, "", item->lease) != NULL;
     bool orphan = !has && (!live || other) && suspected(f, item->id);
+    f->orphans += orphan;
     pthread_mutex_unlock(&f->lock);
     return orphan;
 }
@@ -215,6 +227,10 @@ static void swept(void *arg, const struct sg_fleet_item *items, size_t n, const 
     struct sg_fleet *f = arg;
     struct sg_sandbox *missing[64];
 
+    pthread_mutex_lock(&f->lock);
+    f->sweeps++;
+    f->sweeps_failed += err != NULL;
+    pthread_mutex_unlock(&f->lock);
     if (err) {
         next_sweep(f);
         return;
@@ -248,6 +264,17 @@ static void sweep(void *arg, bool over)
     f->swept_from_ms = sg_now_ms();
     pthread_mutex_unlock(&f->lock);
     f->c.list(f->c.arg, NULL, &done);
+}
+
+void sg_fleet_report(struct sg_fleet *f, struct sg_provider_report *r)
+{
+    pthread_mutex_lock(&f->lock);
+    r->sandboxes += HASH_COUNT(f->members);
+    r->removals_pending += f->removals;
+    r->sweeps += f->sweeps;
+    r->sweeps_failed += f->sweeps_failed;
+    r->orphans += f->orphans;
+    pthread_mutex_unlock(&f->lock);
 }
 
 struct sg_fleet *sg_fleet_new(const struct sg_fleet_config *c)

@@ -67,6 +67,9 @@ void sg_fleet_take_out(struct sg_fleet *f, struct sg_fleet_member *m);
 /* The sandbox of that id, or (id "") of that lease: one reference, or NULL. */
 struct sg_sandbox *sg_fleet_find(struct sg_fleet *f, const char *id, const char *lease);
 
+/* Adds what it has, and has done. */
+void sg_fleet_report(struct sg_fleet *f, struct sg_provider_report *r);
+
 /* Removes it; done(NULL) once the provider has confirmed, SG_SHUTTING_DOWN when the alarms were closed before. done.fn MAY be NULL. */
 void sg_fleet_remove(struct sg_fleet *f, const char *id, const struct sg_done *done);
 #endif

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdio.h>
 
+#include "backends/cloud/scrub.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/str.h"
@@ -11,7 +12,6 @@
 #define BACKOFF_MAX_MS 5000
 #define ATTEMPT_LEAST_MS 1000
 #define SAID_MAX 200U
-#define TELLTALE 8U /* so many characters of a secret in a row give it away */
 
 struct sg_origin {
     const char *provider, *key_header;
@@ -20,6 +20,7 @@ struct sg_origin {
     pthread_mutex_t lock; /* guards what follows */
     struct sg_secret *key;
     unsigned failures;
+    uint64_t repeated, opened;
     int64_t closed_until_ms; /* of the breaker */
     struct sg_error why;
 };
@@ -33,6 +34,7 @@ struct call {
     bool repeatable, insist;
     int64_t deadline_ms;
     unsigned attempt;
+    struct sg_error last; /* why it is made again */
     void (*done)(void *arg, const struct sg_origin_answer *a, const struct sg_error *err);
     void *arg;
 };
@@ -102,6 +104,39 @@ int sg_origin_health(struct sg_origin *o, struct sg_error *err)
     return rc;
 }
 
+void sg_client_report(struct sg_net_client *c, enum sg_provider_kind kind, struct sg_provider_report *r)
+{
+    struct sg_net_counts n;
+    struct sg_provider_calls *k = &r->calls[kind];
+
+    sg_net_client_counts(c, &n);
+    k->running += n.running;
+    k->waiting += n.waiting;
+    k->max_concurrent += n.max_concurrent;
+    k->answered += n.answered;
+    k->failed += n.failed;
+    k->timed_out += n.timed_out;
+    k->cancelled += n.cancelled;
+    k->refused += n.refused;
+    k->bytes_in += n.bytes_in;
+    k->bytes_out += n.bytes_out;
+}
+
+void sg_origin_report(struct sg_origin *o, enum sg_provider_kind kind, struct sg_provider_report *r)
+{
+    int64_t now = sg_now_ms();
+
+    sg_client_report(o->client, kind, r);
+    pthread_mutex_lock(&o->lock);
+    enum sg_breaker state = o->failures < SG_ORIGIN_BREAK_AFTER ? SG_BREAKER_CLOSED
+                            : now < o->closed_until_ms          ? SG_BREAKER_OPEN
+                                                                : SG_BREAKER_HALF_OPEN;
+    r->breaker = state > r->breaker ? state : r->breaker;
+    r->breaker_opened += o->opened;
+    r->calls[kind].repeated += o->repeated;
+    pthread_mutex_unlock(&o->lock);
+}
+
 /* While it is open one call goes through every now and then, to see. */
 static int admit(struct sg_origin *o, struct sg_error *err)
 {
@@ -126,7 +161,8 @@ static void note(struct sg_origin *o, const struct sg_error *failure)
         o->failures = 0;
         sg_error_clear(&o->why);
     } else {
-        o->failures += o->failures < SG_ORIGIN_BREAK_AFTER;
+        bool broke = o->failures < SG_ORIGIN_BREAK_AFTER && ++o->failures == SG_ORIGIN_BREAK_AFTER;
+        o->opened += broke;
         o->closed_until_ms = sg_now_ms() + SG_ORIGIN_BREAK_MS;
         sg_error_copy(&o->why, failure);
     }
@@ -135,26 +171,13 @@ static void note(struct sg_origin *o, const struct sg_error *failure)
 
 /* ---- meaning ---- */
 
-static bool gives_away(const char *text, const char *secret)
-{
-    size_t n = secret ? strlen(secret) : 0;
-    char part[TELLTALE + 1] = "";
-
-    for (size_t i = 0; i + TELLTALE <= n; i++) {
-        memcpy(part, secret + i, TELLTALE);
-        if (strstr(text, part))
-            return true;
-    }
-    return n > 0 && n < TELLTALE && strstr(text, secret);
-}
-
 /* What the provider says in its `message`, as ": ..." into out; "" when there is none that can be shown. */
 static void said(const json_t *v, const char *secret, char out[SAID_MAX + 8])
 {
     const char *text = json_string_value(json_object_get(v, "message"));
 
     out[0] = '\0';
-    if (!text || text[0] == '\0' || gives_away(text, secret))
+    if (!text || text[0] == '\0' || sg_gives_away(text, secret))
         return;
     int n = snprintf(out, SAID_MAX, ": %s", text);
     size_t len = sg_utf8_whole(out, n < (int)SAID_MAX ? (size_t)n : SAID_MAX - 1);
@@ -224,6 +247,7 @@ static void call_free(struct call *c)
         free(name);
         free(value);
     }
+    sg_error_clear(&c->last);
     free(c->method);
     free(c->path);
     free(c->body);
@@ -258,7 +282,7 @@ static bool try_again(struct call *c, const struct sg_error *err)
 {
     bool nothing = err->code == SG_UNAVAILABLE && !sg_streq(err->reason, "provider_credentials");
     bool hopeless = err->code == SG_NOT_FOUND || err->code == SG_CONFLICT || err->code == SG_SHUTTING_DOWN || err->code == SG_CANCELLED ||
-                    sg_streq(err->reason, "response_too_large");
+                    sg_streq(err->reason, "response_too_large") || sg_streq(err->reason, "tls_failed");
 
     if (hopeless || !(nothing || (c->repeatable && sg_origin_unknown(err))) || ++c->attempt >= SG_ORIGIN_ATTEMPTS)
         return false;
@@ -267,6 +291,10 @@ static bool try_again(struct call *c, const struct sg_error *err)
         wait = err->retry_after * INT64_C(1000);
     if (sg_now_ms() + wait >= c->deadline_ms)
         return false;
+    pthread_mutex_lock(&c->o->lock);
+    c->o->repeated++;
+    pthread_mutex_unlock(&c->o->lock);
+    sg_error_copy(&c->last, err);
     sg_alarm(c->o->alarms, wait, again, c);
     return true;
 }
@@ -282,7 +310,7 @@ static int judge(const struct call *c, const struct sg_net_response *r, const ch
     sg_origin_refused(c->o->provider, status, sg_net_retry_after(r), text, len, key, err);
     pthread_mutex_unlock(&c->o->lock);
     for (size_t i = 0; i < c->n_headers && err; i++)
-        if (gives_away(err->message, c->headers[i].value))
+        if (sg_gives_away(err->message, c->headers[i].value))
             snprintf(err->message, sizeof err->message, "%s answers with status %d", c->o->provider, status);
     return -1;
 }
@@ -360,7 +388,9 @@ static void attempt(struct call *c)
 {
     struct sg_error err = {0};
 
-    if ((!c->insist && admit(c->o, &err) < 0) || send_call(c, &err) < 0)
+    if (!c->insist && admit(c->o, &err) < 0)
+        finish(c, NULL, c->attempt > 0 ? &c->last : &err);
+    else if (send_call(c, &err) < 0)
         finish(c, NULL, &err);
     sg_error_clear(&err);
 }

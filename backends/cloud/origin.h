@@ -10,6 +10,7 @@
 
 #include "backends/cloud/alarms.h"
 #include "backends/net/http.h"
+#include "model/provider.h"
 
 struct sg_origin;
 
@@ -34,6 +35,10 @@ struct sg_origin *sg_origin_free(struct sg_origin *o);
 void sg_origin_set_key(struct sg_origin *o, struct sg_secret *key);
 /* 0, or -1 SG_UNAVAILABLE while the breaker is open, with why as of the last failure. */
 int sg_origin_health(struct sg_origin *o, struct sg_error *err);
+/* Adds what its calls came to, and its breaker. */
+void sg_origin_report(struct sg_origin *o, enum sg_provider_kind kind, struct sg_provider_report *r);
+/* The same of a client that has no origin. */
+void sg_client_report(struct sg_net_client *c, enum sg_provider_kind kind, struct sg_provider_report *r);
 /* For calls that are made otherwise, such as streams. */
 struct sg_net_client *sg_origin_client(struct sg_origin *o);
 

@@ -6,6 +6,7 @@
 #include "base/json.h"
 
 #define STREAMS_MAX 4096U
+#define WAITING_PER_TURN 16U /* more would only wait until they are too late */
 #define RECEIVE_BUFFER (256 * 1024)
 
 static struct json_t *metadata(struct sg_sandbox *base)
@@ -28,6 +29,16 @@ static struct json_t *public_url(struct sg_sandbox *base, uint16_t port)
 static int health(struct sg_driver *base, struct sg_error *err)
 {
     return sg_origin_health(((struct e2b *)base)->api, err);
+}
+
+static void report(struct sg_driver *base, struct sg_provider_report *ret)
+{
+    struct e2b *d = (struct e2b *)base;
+
+    sg_origin_report(d->api, SG_PROVIDER_API, ret);
+    sg_origin_report(d->data, SG_PROVIDER_SANDBOX, ret);
+    sg_client_report(d->streams, SG_PROVIDER_STREAM, ret);
+    sg_fleet_report(d->fleet, ret);
 }
 
 static int check(struct sg_driver *base, const struct sg_sandbox_spec *spec, struct sg_error *err)
@@ -109,9 +120,18 @@ static const struct sg_driver_ops e2b_ops = {
     .public_url = public_url,
     .metadata = metadata,
     .health = health,
+    .report = report,
     .reload = reload,
     .free = drop,
 };
+
+static struct sg_net_client_config client(const struct sg_e2b_config *c, const char *base)
+{
+    unsigned waiting = WAITING_PER_TURN * c->max_concurrent;
+
+    return (struct sg_net_client_config){.base = base, .ca_file = c->ca_file, .proxy = c->proxy, .http2 = strncmp(base, "https:", 6) == 0,
+                                         .max_concurrent = c->max_concurrent, .max_waiting = waiting < SG_NET_WAITING_MAX ? waiting : SG_NET_WAITING_MAX};
+}
 
 static int connect_to(struct e2b *d, const struct sg_e2b_config *c, const struct sg_e2b_parts *p, struct sg_error *err)
 {
@@ -121,12 +141,14 @@ static int connect_to(struct e2b *d, const struct sg_e2b_config *c, const struct
 
     if (read_key(&key, err) < 0)
         return -1;
-    const struct sg_origin_config ac = {.provider = "e2b", .net = p->net, .alarms = d->alarms, .client = {.base = api, .http2 = strncmp(api, "https:", 6) == 0},
-                                        .key_header = "X-API-Key", .key = key};
-    const struct sg_origin_config dc = {.provider = "e2b", .net = p->net, .alarms = d->alarms, .client = {.base = data, .http2 = strncmp(data, "https:", 6) == 0}};
-    const struct sg_net_client_config sc = {.base = data, .http2 = strncmp(data, "https:", 6) == 0, .max_concurrent = STREAMS_MAX,
-                                             .receive_buffer = RECEIVE_BUFFER};
-    if (sg_origin_new(&ac, &d->api, err) < 0 || sg_origin_new(&dc, &d->data, err) < 0)
+    struct sg_net_client_config ac = client(c, api), dc = client(c, data), sc = client(c, data);
+    sc.http2 = false; /* who does not read would stop all that shares its connection */
+    sc.max_concurrent = STREAMS_MAX;
+    sc.max_waiting = 0;
+    sc.receive_buffer = RECEIVE_BUFFER;
+    const struct sg_origin_config ao = {.provider = "e2b", .net = p->net, .alarms = d->alarms, .client = ac, .key_header = "X-API-Key", .key = key};
+    const struct sg_origin_config od = {.provider = "e2b", .net = p->net, .alarms = d->alarms, .client = dc};
+    if (sg_origin_new(&ao, &d->api, err) < 0 || sg_origin_new(&od, &d->data, err) < 0)
         return -1;
     return sg_net_client_new(p->net, &sc, &d->streams, err);
 }

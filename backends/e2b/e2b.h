@@ -17,6 +17,9 @@ struct sg_e2b_config {
     const char *sandbox_url; /* NULL: https://sandbox.DOMAIN */
     const char *domain;      /* NULL: e2b.app */
     const char *template_name; /* of a lease that names no image; MAY be NULL */
+    const char *ca_file;     /* PEM, in place of the system's; or NULL */
+    const struct sg_secret *proxy; /* as sg_net_client_config has it, or NULL */
+    unsigned max_concurrent; /* calls at a time to the API, and to the daemons */
     int64_t timeout_ms;      /* of a call to the API */
     int64_t sweep_ms;        /* between two looks at what the provider has */
     int64_t grace_ms;        /* how old what nobody has must be to be removed */

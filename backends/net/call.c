@@ -13,6 +13,8 @@
 #define PATH_MAX_BYTES 16384U
 #define HEADERS_MAX 64U
 #define DAY_SECONDS 86400
+/* A connection that has been idle longer may just be about to be closed, and what is not to be repeated would be lost with it. */
+#define ONCE_IDLE_SECONDS 4L
 
 /* ---- making ---- */
 
@@ -340,7 +342,37 @@ static curl_socket_t on_socket(void *arg, curlsocktype purpose, struct curl_sock
     return fd;
 }
 
+/* Nothing of the request has gone out on this connection yet. A second time is the library's own idea of repeating it. */
+static int on_ready(void *arg, char *ip, char *local_ip, int port, int local_port)
+{
+    struct sg_net_call *c = arg;
+    (void)ip;
+    (void)local_ip;
+    (void)port;
+    (void)local_port;
+    bool again = c->begun;
+    c->begun = true;
+    return again && !c->repeatable ? CURL_PREREQFUNC_ABORT : CURL_PREREQFUNC_OK;
+}
+
 /* ---- the handle ---- */
+
+static CURLcode set_proxy(struct sg_net_call *c)
+{
+    const struct sg_net_client *k = c->client;
+    CURLcode rc = curl_easy_setopt(c->easy, CURLOPT_PROXY, k->proxy != NULL ? k->proxy : "");
+    rc |= curl_easy_setopt(c->easy, CURLOPT_NOPROXY, "");
+    if (k->proxy == NULL) {
+        return rc;
+    }
+    rc |= curl_easy_setopt(c->easy, CURLOPT_HTTPPROXYTUNNEL, 1L);
+    rc |= curl_easy_setopt(c->easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
+    rc |= curl_easy_setopt(c->easy, CURLOPT_HEADEROPT, CURLHEADER_SEPARATE); /* ours are not the proxy's */
+    if (k->proxy_auth != NULL) {
+        rc |= curl_easy_setopt(c->easy, CURLOPT_PROXYUSERPWD, sg_secret_expose(k->proxy_auth, NULL));
+    }
+    return rc;
+}
 
 static CURLcode set_origin(struct sg_net_call *c)
 {
@@ -348,7 +380,6 @@ static CURLcode set_origin(struct sg_net_call *c)
     sg_cleanup(sg_free_p) char *url = sg_xasprintf("%s%s", k->url, c->path);
     CURLcode rc = curl_easy_setopt(c->easy, CURLOPT_URL, url);
     rc |= curl_easy_setopt(c->easy, CURLOPT_PATH_AS_IS, 1L);
-    rc |= curl_easy_setopt(c->easy, CURLOPT_PROXY, "");
     rc |= curl_easy_setopt(c->easy, CURLOPT_PROTOCOLS_STR, "http,https");
     rc |= curl_easy_setopt(c->easy, CURLOPT_SSLVERSION, CURL_SSLVERSION_TLSv1_2);
     if (k->socket != NULL) {
@@ -364,7 +395,8 @@ static CURLcode set_origin(struct sg_net_call *c)
     bool tls = strncmp(k->url, "https:", 6) == 0;
     long version = !k->http2 ? CURL_HTTP_VERSION_1_1 : tls ? CURL_HTTP_VERSION_2TLS : CURL_HTTP_VERSION_2_PRIOR_KNOWLEDGE;
     rc |= curl_easy_setopt(c->easy, CURLOPT_HTTP_VERSION, version);
-    return rc;
+    rc |= curl_easy_setopt(c->easy, CURLOPT_PIPEWAIT, k->http2 ? 1L : 0L); /* one connection for all who come at once */
+    return rc | set_proxy(c);
 }
 
 static CURLcode set_method(struct sg_net_call *c)
@@ -420,7 +452,13 @@ static CURLcode set_callbacks(struct sg_net_call *c)
     rc |= curl_easy_setopt(e, CURLOPT_WRITEDATA, c);
     rc |= curl_easy_setopt(e, CURLOPT_OPENSOCKETFUNCTION, on_socket);
     rc |= curl_easy_setopt(e, CURLOPT_OPENSOCKETDATA, c);
-    rc |= curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, c->repeatable ? 0L : 1L);
+    rc |= curl_easy_setopt(e, CURLOPT_PREREQFUNCTION, on_ready);
+    rc |= curl_easy_setopt(e, CURLOPT_PREREQDATA, c);
+    if (c->wire != NULL) {
+        rc |= curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, 1L); /* it will be nobody else's */
+    } else if (!c->repeatable) {
+        rc |= curl_easy_setopt(e, CURLOPT_MAXAGE_CONN, ONCE_IDLE_SECONDS);
+    }
     return rc;
 }
 
@@ -498,14 +536,15 @@ int sg_call_verdict(struct sg_net_call *c, CURLcode rc, struct sg_error *err)
     }
     (void)curl_easy_getinfo(c->easy, CURLINFO_REQUEST_SIZE, &sent);
     bool turned_away = was_turned_away(c, rc);
-    if (sent <= 0 || (turned_away && strstr(c->text, " alert ") != NULL)) {
+    bool again = rc == CURLE_ABORTED_BY_CALLBACK; /* on_ready(): the connection was closed without an answer */
+    if (!c->begun || (sent <= 0 && !again) || (turned_away && strstr(c->text, " alert ") != NULL)) {
         return not_sent(c, rc, turned_away, err);
     }
     if (rc == CURLE_OPERATION_TIMEDOUT) {
         return timed_out(c, err);
     }
-    sg_error_set(err, SG_PROVIDER_FAILED, "the connection to %s broke: %s%s", c->client->shown,
-                 c->text[0] != '\0' ? c->text : curl_easy_strerror(rc), doubt(turned_away));
+    const char *what = again ? "it was closed without an answer" : c->text[0] != '\0' ? c->text : curl_easy_strerror(rc);
+    sg_error_set(err, SG_PROVIDER_FAILED, "the connection to %s broke: %s%s", c->client->shown, what, doubt(turned_away));
     return sg_error_reason(err, "connection_lost");
 }
 
@@ -541,8 +580,12 @@ int sg_net_retry_after(const struct sg_net_response *r)
 {
     const char *s = sg_net_header(r, "Retry-After");
     int64_t v = 0;
-    if (s == NULL || !sg_parse_int(s, 0, INT64_MAX, &v)) {
+    if (s == NULL) {
         return 0;
+    }
+    if (!sg_parse_int(s, 0, INT64_MAX, &v)) {
+        int64_t left = (int64_t)curl_getdate(s, NULL) - sg_wall_us() / 1000000; /* -1: none */
+        v = left > 0 ? left : 0;
     }
     return v < DAY_SECONDS ? (int)v : DAY_SECONDS;
 }

@@ -1,7 +1,7 @@
 /* HTTP calls to providers and engines: one thread with one curl multi handle for all of them, however many run.
  *
- * A client is one origin with its own limits; a call is one request to it. There are no retries, no redirects, no cookies, no
- * proxies from the environment: what is asked for is sent once, and what came of it is told once. A response is hostile: it never
+ * A client is one origin with its own limits; a call is one request to it. There are no retries, no redirects, no cookies, and
+ * nothing of proxies is taken from the environment: what is asked for is sent once, and what came of it is told once. A response is hostile: it never
  * takes more memory than the call allows.
  *
  * Unless said otherwise functions may be called on any thread and never block. Callbacks run on the net thread, without locks held,
@@ -37,6 +37,8 @@ struct sg_net_client_config {
     const char *ca_file;   /* PEM; NULL: the system's. https only, whose certificates and names are always verified */
     const char *cert_file; /* PEM, the client's own certificate and key; both or NULL */
     const char *key_file;
+    /* MAY: "http://[USER:PASSWORD@]HOST[:PORT]", percent-encoded; everything goes through a tunnel (CONNECT) of it. */
+    const struct sg_secret *proxy;
     bool http2;              /* by ALPN where there is TLS, with prior knowledge elsewhere; else HTTP/1.1 */
     unsigned max_concurrent; /* 0: SG_NET_CONCURRENT_MAX */
     unsigned max_waiting;    /* 0: SG_NET_WAITING_MAX */
@@ -44,7 +46,7 @@ struct sg_net_client_config {
     int receive_buffer;      /* bytes that the system may hold of what nobody reads, per connection; 0: as it likes */
 };
 
-/* SG_INVALID_REQUEST for a base that is none. The net outlives the client. */
+/* SG_INVALID_REQUEST for a base or proxy that is none, or a file that cannot be read. The net outlives the client. */
 int sg_net_client_new(struct sg_net *n, const struct sg_net_client_config *c, struct sg_net_client **ret, struct sg_error *err);
 /* Ends all calls with SG_SHUTTING_DOWN and waits until their callbacks have returned; no call may be started meanwhile but from
  * those (they are refused). Blocks for these only; not on the net thread. NULL-safe, returns NULL. */
@@ -56,8 +58,10 @@ struct sg_net_counts {
     uint64_t failed;    /* ... without, deadlines included */
     uint64_t timed_out; /* of those that failed: by the deadline, or stalled */
     uint64_t cancelled; /* ... by their token */
+    uint64_t refused;   /* were not accepted: too many waited */
     uint64_t bytes_in, bytes_out; /* of bodies */
     unsigned running, waiting;    /* now */
+    unsigned max_concurrent;
 };
 void sg_net_client_counts(struct sg_net_client *c, struct sg_net_counts *ret);
 
@@ -86,8 +90,8 @@ struct sg_net_request {
     struct sg_pipe *body_pipe;
     int64_t body_size;
 
-    /* Requests that are not safe to repeat (POST and PATCH) go out over a new connection, as the HTTP library sends a request again by
-     * itself when a kept connection turns out to have been closed. repeatable: it may, and the connection is a kept one. */
+    /* Requests that are not safe to repeat (POST and PATCH) are never sent again by themselves; the others are when a kept connection
+     * turns out to have been closed. repeatable: so is this POST. */
     bool repeatable;
 
     /* MAY: the protocol that the connection is to change to, such as "tcp"; body is then the request's, and body_pipe and response,
@@ -136,7 +140,7 @@ int sg_net_status(const struct sg_net_response *r);
 const char *sg_net_header(const struct sg_net_response *r, const char *name);
 /* The body that was kept, with a NUL behind it; *ret_len (MAY be NULL): its bytes. Never NULL. */
 const char *sg_net_body(const struct sg_net_response *r, size_t *ret_len);
-/* Seconds of a Retry-After in its number form, at most a day; 0: none. */
+/* Seconds of a Retry-After, a number of them or a date, at most a day; 0: none, or one that has passed. */
 int sg_net_retry_after(const struct sg_net_response *r);
 
 /* text escaped for one segment of a path, or a value of a query: unreserved characters stay. Caller frees. */

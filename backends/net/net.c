@@ -3,12 +3,14 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <unistd.h>
 #include <utlist.h>
 
 #include "base/clock.h"
 
 #define WIRES_MAX 4096U      /* upgraded connections at the same time, of all clients */
 #define POLL_MS 60000        /* with nothing to wait for; a poke ends it */
+#define LEAST_LEFT_MS 300    /* who waited, and has less time for the call itself, had better not begin: it may be done and not answered */
 #define KEPT_CONNECTIONS 64L /* idle ones, of all clients */
 
 struct sg_net_call *sg_call_ref(struct sg_net_call *c)
@@ -178,6 +180,10 @@ static void start(struct sg_net_call *c)
 static void run_waiting(struct sg_net_client *client)
 {
     struct sg_net_call *c = client->queue;
+    if (c != NULL && c->waited && c->deadline_ms > 0 && c->deadline_ms - sg_now_ms() < LEAST_LEFT_MS) {
+        end_late(c);
+        return;
+    }
     if (c == NULL || !take_turn(c)) {
         return;
     }
@@ -240,6 +246,7 @@ static void look(struct sg_net_call *c)
         set_state(c, SG_CALL_WAITING);
         DL_APPEND2(c->client->queue, c, queue_prev, queue_next);
         run_waiting(c->client);
+        c->waited = true;
     } else if (c->state == SG_CALL_RUNNING && c->wire != NULL && c->wire->state != SG_WIRE_CONNECTING) {
         wire_went(c, sg_wire_step(c));
     } else if (c->state == SG_CALL_RUNNING && c->paused) {
@@ -440,6 +447,33 @@ static int take_base(struct sg_net_client *c, const char *base, struct sg_error 
     return 0;
 }
 
+static int take_proxy(struct sg_net_client *c, const struct sg_secret *proxy, struct sg_error *err)
+{
+    static const char scheme[] = "http://";
+    const char *url = proxy != NULL ? sg_secret_expose(proxy, NULL) : "";
+    if (proxy == NULL) {
+        return 0;
+    }
+    const char *auth = url + sizeof scheme - 1;
+    const char *at = begins(url, scheme) ? strrchr(auth, '@') : NULL;
+    const char *host = at != NULL ? at + 1 : auth;
+    if (!begins(url, scheme) || !plain(url) || host[0] == '\0' || strpbrk(host, "/?#") != NULL || c->socket != NULL) {
+        return sg_error_set(err, SG_INVALID_REQUEST, "the proxy for %s is not http://[USER:PASSWORD@]HOST[:PORT]", c->shown);
+    }
+    c->proxy = sg_xasprintf("%s%s", scheme, host);
+    c->proxy_auth = at != NULL ? sg_secret_new(auth, (size_t)(at - auth)) : NULL;
+    return 0;
+}
+
+/* What cannot be read now would fail every call. */
+static int check_file(const char *path, struct sg_error *err)
+{
+    if (path == NULL || access(path, R_OK) == 0) {
+        return 0;
+    }
+    return sg_error_set(err, SG_INVALID_REQUEST, "%s cannot be read: %s", path, strerror(errno));
+}
+
 static char *copy(const char *s)
 {
     return s != NULL ? sg_xstrdup(s) : NULL;
@@ -453,13 +487,16 @@ static void client_drop(struct sg_net_client *c)
     free(c->ca_file);
     free(c->cert_file);
     free(c->key_file);
+    free(c->proxy);
+    sg_secret_free(c->proxy_auth);
     free(c);
 }
 
 int sg_net_client_new(struct sg_net *n, const struct sg_net_client_config *cfg, struct sg_net_client **ret, struct sg_error *err)
 {
     struct sg_net_client *c = sg_xcalloc(1, sizeof *c);
-    if (take_base(c, cfg->base, err) < 0) {
+    if (take_base(c, cfg->base, err) < 0 || take_proxy(c, cfg->proxy, err) < 0 || check_file(cfg->ca_file, err) < 0 ||
+        check_file(cfg->cert_file, err) < 0 || check_file(cfg->key_file, err) < 0) {
         client_drop(c);
         return -1;
     }
@@ -506,6 +543,7 @@ void sg_net_client_counts(struct sg_net_client *c, struct sg_net_counts *ret)
 {
     (void)pthread_mutex_lock(&c->net->lock);
     *ret = c->counts;
+    ret->max_concurrent = c->max_concurrent;
     (void)pthread_mutex_unlock(&c->net->lock);
 }
 
@@ -530,6 +568,7 @@ static int admit(struct sg_net_client *client, struct sg_net_call *c, struct sg_
         rc = sg_error_set(err, SG_SHUTTING_DOWN, "calls to %s are being shut down", client->shown);
         sg_error_retry_after(err, 5);
     } else if (client->counts.waiting >= client->max_waiting) {
+        client->counts.refused++;
         rc = sg_error_set(err, SG_OVERLOADED, "%u calls to %s wait already", client->counts.waiting, client->shown);
         sg_error_retry_after(err, 1);
     } else {

@@ -30,6 +30,8 @@ struct sg_net_client {
     char *socket; /* path of the unix socket, or NULL */
     char *shown;  /* in messages */
     char *ca_file, *cert_file, *key_file;
+    char *proxy; /* http://HOST[:PORT], or NULL */
+    struct sg_secret *proxy_auth; /* USER:PASSWORD, percent-encoded, or NULL */
     bool http2;
     unsigned max_concurrent, max_waiting;
     int64_t connect_ms;
@@ -106,6 +108,8 @@ struct sg_net_call {
     CURL *easy;
     char text[CURL_ERROR_SIZE]; /* what curl says of a failure */
     struct sg_net_response response;
+    bool waited;  /* did not get its turn at once */
+    bool begun;   /* the request has been given to a connection */
     bool headed;  /* the final head is complete */
     bool streams; /* the body goes to response_pipe */
     bool paused;

@@ -81,6 +81,19 @@ bool conf_valid_url(const char *s)
     return url_host(s, &host, &len);
 }
 
+/* http://[USER:PASSWORD@]HOST[:PORT] */
+bool conf_valid_proxy(const char *s)
+{
+    static const char scheme[] = "http://";
+    const char *at = strrchr(s, '@');
+    char rest[300];
+    if (strncmp(s, scheme, sizeof scheme - 1) != 0 || (at != NULL && strpbrk(s + sizeof scheme - 1, "/ ") != NULL)) {
+        return false;
+    }
+    int n = snprintf(rest, sizeof rest, "%s%s", scheme, at != NULL ? at + 1 : s + sizeof scheme - 1);
+    return n > 0 && n < (int)sizeof rest && strchr(rest + sizeof scheme - 1, '/') == NULL && conf_valid_url(rest);
+}
+
 /* HOST:PORT, [V6]:PORT or :PORT; the host goes to out. */
 static bool split_listen(const char *s, char *out, size_t size)
 {

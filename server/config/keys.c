@@ -121,13 +121,19 @@ static const struct conf_table remote_table = {remote_keys, SG_COUNT_OF(remote_k
 /* The same for every cloud; the README shows those of the first (`again` false) only. */
 #define CLOUD_KEYS(sec, repeated) \
     {.section = #sec, .name = "api_url", .type = CONF_STRING, TOP(sec.api_url), URL, .again = repeated, \
-     .help = "the provider's API, if not its public one; likewise for modal, daytona, blaxel, runloop and vercel, as for the next six"}, \
+     .help = "the provider's API, if not its public one; likewise for modal, daytona, blaxel, runloop and vercel, as for the next nine"}, \
     {.section = #sec, .name = "sandbox_url", .type = CONF_STRING, TOP(sec.sandbox_url), .again = repeated, \
      .help = "URL of a sandbox, if not the provider's own"}, \
     {.section = #sec, .name = "domain", .type = CONF_STRING, TOP(sec.domain), .again = repeated, \
      .help = "the provider's domain, if not its own"}, \
     {.section = #sec, .name = "template", .type = CONF_STRING, TOP(sec.template_name), .again = repeated, \
      .help = "template or image of new sandboxes"}, \
+    {.section = #sec, .name = "proxy", .type = CONF_PRIVATE, TOP(sec.proxy), .again = repeated, .valid = conf_valid_proxy, \
+     .expected = "http://[USER:PASSWORD@]HOST:PORT", .help = "goes to the provider through a tunnel (CONNECT) of this: http://[USER:PASSWORD@]HOST:PORT; never shown"}, \
+    {.section = #sec, .name = "ca_file", .type = CONF_STRING, TOP(sec.ca_file), PATH, .again = repeated, \
+     .help = "certificates (PEM) that the provider's are checked with, in place of the system's"}, \
+    {.section = #sec, .name = "max_concurrent", .type = CONF_INT, TOP(sec.max_concurrent), .def = "64", RANGE(1, 4096), .again = repeated, \
+     .help = "calls at a time to the provider's API, and to what runs in its sandboxes; 16 times as many (but at most 1024) may wait, more get 503"}, \
     {.section = #sec, .name = "timeout", .type = CONF_DURATION, TOP(sec.timeout_ms), .def = "60s", RANGE(SECOND, HOUR), \
      .again = repeated, .help = "of a call to the provider"}, \
     {.section = #sec, .name = "sweep_interval", .type = CONF_DURATION, TOP(sec.sweep_ms), .def = "60s", RANGE(100, DAY), \
@@ -308,7 +314,7 @@ static void add_type(struct sg_buf *b, const struct conf_key *k)
         [CONF_STRING] = "text",      [CONF_ENUM] = "",         [CONF_BOOL] = "true or false", [CONF_INT] = "number",
         [CONF_DURATION] = "duration", [CONF_SIZE] = "size",    [CONF_MILLI] = "number",       [CONF_USD] = "dollars",
         [CONF_STRINGS] = "list",     [CONF_OBJECTS] = "objects", [CONF_TEXTS] = "map",        [CONF_PRICES] = "map",
-        [CONF_JSON] = "objects",     [CONF_SECRET] = "secret",
+        [CONF_JSON] = "objects",     [CONF_SECRET] = "secret", [CONF_PRIVATE] = "text",
     };
     (void)sg_buf_addf(b, "%s", names[k->type]);
     for (size_t i = 0; k->type == CONF_ENUM && k->choices[i] != NULL; i++) {

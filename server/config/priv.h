@@ -61,6 +61,7 @@ enum conf_type {
     CONF_PRICES,   /* map of dollars: struct sg_config_pair */
     CONF_JSON,     /* a list kept as it is */
     CONF_SECRET,   /* the name of the variable that has it */
+    CONF_PRIVATE,  /* a secret, or what has one in it, itself */
 };
 
 struct conf_table;
@@ -118,6 +119,7 @@ const char *conf_origin(const struct sg_config *c, const char *key);
 
 bool conf_valid_listen(const char *s);
 bool conf_valid_url(const char *s);
+bool conf_valid_proxy(const char *s);
 bool conf_valid_domain(const char *s);
 bool conf_valid_path(const char *s);
 bool conf_valid_name(const char *s);

@@ -203,6 +203,7 @@ static int store_scalar(const struct storing *s, void *base, const struct conf_n
     switch (k->type) {
     case CONF_STRING: put_pointer(place, *n->text == '\0' ? NULL : sg_xstrdup(n->text)); return 0;
     case CONF_SECRET: return store_secret(s, place, n);
+    case CONF_PRIVATE: put_pointer(place, *n->text == '\0' ? NULL : sg_secret_new(n->text, strlen(n->text))); return 0;
     case CONF_BOOL:
         if (!sg_streq(n->text, "true") && !sg_streq(n->text, "false")) {
             return bad(s, n, "true or false is expected");
@@ -395,7 +396,8 @@ static void finish_key(const struct conf_key *k, void *base)
     void *place = at(base, k->offset);
     switch (k->type) {
     case CONF_STRING: free(get_pointer(place)); break;
-    case CONF_SECRET: (void)sg_secret_free(get_pointer(place)); break;
+    case CONF_SECRET:
+    case CONF_PRIVATE: (void)sg_secret_free(get_pointer(place)); break;
     case CONF_JSON: sg_json_unref(get_pointer(place)); break;
     case CONF_TEXTS:
     case CONF_PRICES: finish_pairs(get_pointer(place), get_count(k, base)); break;
@@ -481,7 +483,8 @@ json_t *conf_show(const struct conf_key *k, const void *base)
     }
     switch (k->type) {
     case CONF_STRING: text = get_pointer(place); return text == NULL ? NULL : json_string(text);
-    case CONF_SECRET: return NULL;
+    case CONF_SECRET:
+    case CONF_PRIVATE: return NULL;
     case CONF_ENUM: return json_string(k->choices[get_int(place, k->size)]);
     case CONF_BOOL: return json_boolean(get_int(place, k->size));
     case CONF_DURATION: return show_decimal(get_int(place, k->size), 3);

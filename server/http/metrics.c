@@ -1,5 +1,6 @@
 #include "http/metrics.h"
 
+#include "http/metrics_priv.h"
 #include "service/service.h"
 
 #include <stdio.h>
@@ -83,14 +84,14 @@ void sg_metrics_exec_ended(void *arg, const struct sg_exec_result *r, const stru
     m->execs[outcome(r, err)]++;
 }
 
-static int head(struct sg_buf *out, const char *name, const char *type, const char *help)
+int sg_metrics_head(struct sg_buf *out, const char *name, const char *type, const char *help)
 {
     return sg_buf_addf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
 static int write_requests(struct sg_metrics *m, struct sg_buf *out)
 {
-    int bad = head(out, "sandgate_requests_total", "counter", "Requests by operation and class of status.");
+    int bad = sg_metrics_head(out, "sandgate_requests_total", "counter", "Requests by operation and class of status.");
 
     for (size_t i = 0; i < m->n; i++)
         for (int c = 0; c < CLASSES; c++)
@@ -119,7 +120,7 @@ static int write_latency(const struct operation *op, struct sg_buf *out)
 
 static int write_latencies(struct sg_metrics *m, struct sg_buf *out)
 {
-    int bad = head(out, "sandgate_request_seconds", "histogram", "Time from the request's head to the end of its answer.");
+    int bad = sg_metrics_head(out, "sandgate_request_seconds", "histogram", "Time from the request's head to the end of its answer.");
 
     for (size_t i = 0; i < m->n; i++) {
         uint64_t any = 0;
@@ -134,17 +135,17 @@ static int write_latencies(struct sg_metrics *m, struct sg_buf *out)
 static int write_execs(struct sg_metrics *m, const struct sg_registry_stats *leases, struct sg_buf *out)
 {
     static const char *const names[] = {"ok", "nonzero", "timed_out", "killed", "failed"};
-    int bad = head(out, "sandgate_execs_total", "counter", "Finished commands by outcome.");
+    int bad = sg_metrics_head(out, "sandgate_execs_total", "counter", "Finished commands by outcome.");
 
     for (size_t i = 0; i < SG_METRICS_EXEC_COUNT; i++)
         bad |= sg_buf_addf(out, "sandgate_execs_total{outcome=\"%s\"} %llu\n", names[i], (unsigned long long)m->execs[i]);
-    bad |= head(out, "sandgate_execs_running", "gauge", "Commands running now.");
+    bad |= sg_metrics_head(out, "sandgate_execs_running", "gauge", "Commands running now.");
     return bad | sg_buf_addf(out, "sandgate_execs_running %zu\n", leases->execs);
 }
 
 static int write_leases(const struct sg_registry_stats *leases, struct sg_buf *out)
 {
-    int bad = head(out, "sandgate_leases", "gauge", "Leases by state; ended ones since the start.");
+    int bad = sg_metrics_head(out, "sandgate_leases", "gauge", "Leases by state; ended ones since the start.");
 
     for (int i = 0; i < SG_LEASE_STATE_COUNT; i++)
         bad |= sg_buf_addf(out, "sandgate_leases{state=\"%s\"} %zu\n", sg_lease_state_name((enum sg_lease_state)i),
@@ -215,21 +216,21 @@ static int write_egress(const struct sg_slot_report *r, int (*write)(const struc
 
 static int write_report(const struct sg_slot_report *r, struct sg_buf *out)
 {
-    int bad = head(out, "sandgate_slots", "gauge", "Slots of local pools by state.");
+    int bad = sg_metrics_head(out, "sandgate_slots", "gauge", "Slots of local pools by state.");
 
     for (size_t p = 0; p < r->n; p++)
         bad |= write_states(&r->pools[p], out);
-    bad |= head(out, "sandgate_slot_waiters", "gauge", "Creates that wait for a slot.");
+    bad |= sg_metrics_head(out, "sandgate_slot_waiters", "gauge", "Creates that wait for a slot.");
     for (size_t p = 0; p < r->n; p++)
         bad |= write_waiters(&r->pools[p], out);
-    bad |= head(out, "sandgate_slot_events_total", "counter", "What happened to slots of local pools.");
+    bad |= sg_metrics_head(out, "sandgate_slot_events_total", "counter", "What happened to slots of local pools.");
     for (size_t p = 0; p < r->n; p++)
         bad |= write_events(&r->pools[p], out);
-    bad |= head(out, "sandgate_egress_requests_total", "counter", "Requests of sandboxes to the outside, by what became of them.");
+    bad |= sg_metrics_head(out, "sandgate_egress_requests_total", "counter", "Requests of sandboxes to the outside, by what became of them.");
     bad |= write_egress(r, write_outcomes, out);
-    bad |= head(out, "sandgate_egress_bytes_total", "counter", "Bytes that sandboxes sent to and got from the outside.");
+    bad |= sg_metrics_head(out, "sandgate_egress_bytes_total", "counter", "Bytes that sandboxes sent to and got from the outside.");
     bad |= write_egress(r, write_egress_bytes, out);
-    bad |= head(out, "sandgate_egress_connections", "gauge", "Connections of sandboxes to the outside that are open.");
+    bad |= sg_metrics_head(out, "sandgate_egress_connections", "gauge", "Connections of sandboxes to the outside that are open.");
     bad |= write_egress(r, write_egress_open, out);
     return bad;
 }
@@ -256,9 +257,9 @@ static int write_store(struct sg_service *s, struct sg_buf *out)
     struct sg_store_stats st;
 
     sg_store_stats(sg_service_parts(s)->store, &st);
-    int bad = head(out, "sandgate_store_commits_total", "counter", "Transactions committed.");
+    int bad = sg_metrics_head(out, "sandgate_store_commits_total", "counter", "Transactions committed.");
     bad |= sg_buf_addf(out, "sandgate_store_commits_total %llu\n", (unsigned long long)st.commits);
-    bad |= head(out, "sandgate_store_read_only", "gauge", "1 while the store refuses writes.");
+    bad |= sg_metrics_head(out, "sandgate_store_read_only", "gauge", "1 while the store refuses writes.");
     return bad | sg_buf_addf(out, "sandgate_store_read_only %d\n", st.read_only);
 }
 
@@ -268,6 +269,6 @@ int sg_metrics_write(struct sg_metrics *m, struct sg_service *s, struct sg_buf *
 
     sg_registry_stats(sg_service_leases(s), &leases);
     int bad = write_requests(m, out) | write_latencies(m, out) | write_execs(m, &leases, out) | write_leases(&leases, out) |
-              write_slots(s, out) | write_store(s, out);
+              write_slots(s, out) | sg_metrics_write_providers(sg_service_parts(s)->backends, out) | write_store(s, out);
     return bad ? -1 : 0;
 }

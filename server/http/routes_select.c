@@ -35,7 +35,14 @@ void sg_route_select(struct sg_request *r, void *app)
 
 /* ---- backends ---- */
 
-static void view_of(const struct sg_backend_row *row, struct sg_driver *d, struct sg_error *health, struct sg_backend_view *v)
+/* What lasts as long as the answer takes. */
+struct seen {
+    struct sg_error health;
+    struct sg_provider_report provider;
+};
+
+/* all: figures of the whole server too, which are its administrators'. */
+static void view_of(const struct sg_backend_row *row, struct sg_driver *d, bool all, struct seen *seen, struct sg_backend_view *v)
 {
     struct sg_driver_facts f = {.name = row->name};
 
@@ -48,15 +55,18 @@ static void view_of(const struct sg_backend_row *row, struct sg_driver *d, struc
                                   .built = row->make != NULL,
                                   .registered = d != NULL};
     sg_names_set(&v->facts.credentials, f.credentials, NULL);
-    if (d && sg_driver_health(d, health) < 0)
-        v->health = health;
+    if (d && sg_driver_health(d, &seen->health) < 0)
+        v->health = &seen->health;
+    if (d && all && sg_driver_report(d, &seen->provider))
+        v->provider = &seen->provider;
 }
 
 void sg_route_backends(struct sg_request *r, void *app)
 {
     const struct sg_service_parts *parts = sg_service_parts(((struct sg_api *)app)->service);
     struct sg_backend_view views[SG_CANDIDATES_MAX] = {0};
-    struct sg_error health[SG_CANDIDATES_MAX];
+    struct seen seen[SG_CANDIDATES_MAX];
+    bool all = sg_req_principal(r)->role == SG_ROLE_ADMIN;
     const struct sg_backend_row *row;
     size_t n = 0;
 
@@ -65,14 +75,14 @@ void sg_route_backends(struct sg_request *r, void *app)
         /* The test driver shows only where somebody enabled it. */
         if (!d && sg_streq(row->name, "fake"))
             continue;
-        health[n] = (struct sg_error){0};
-        view_of(row, d, &health[n], &views[n]);
+        seen[n] = (struct seen){0};
+        view_of(row, d, all, &seen[n], &views[n]);
         n++;
     }
     sg_api_respond_page(r, sg_backends_json(views, n, parts->held_credentials), "name");
     for (size_t i = 0; i < n; i++) {
         sg_names_finish(&views[i].facts.credentials);
-        sg_error_clear(&health[i]);
+        sg_error_clear(&seen[i].health);
     }
 }
 

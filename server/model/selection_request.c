@@ -1,5 +1,6 @@
 /* The body of POST /select, what a token may see, and the value of GET /backends. */
 #include "base/json.h"
+#include "model/provider.h"
 #include "model/selection.h"
 
 static int request_read(struct sg_json_reader *r, struct sg_selection_request *q, struct sg_error *err)
@@ -157,10 +158,11 @@ static json_t *backend_json(const struct sg_backend_view *v, const struct sg_nam
 {
     json_t *healthy = v->registered ? json_boolean(v->health == NULL) : json_null();
     const char *detail = v->registered && v->health ? v->health->message : NULL;
-    return json_pack("{s:s, s:o, s:b, s:b, s:o, s:b, s:b, s:o, s:s?}", "name", v->facts.name, "capabilities",
+    json_t *provider = v->provider ? sg_provider_json(v->provider) : NULL;
+    return json_pack("{s:s, s:o, s:b, s:b, s:o, s:b, s:b, s:o, s:s?, s:o*}", "name", v->facts.name, "capabilities",
                      sg_caps_json(v->facts.caps), "tty", v->tty, "free", v->facts.free, "credentials",
                      credentials_json(&v->facts.credentials, held), "built", v->built, "registered",
-                     v->registered, "healthy", healthy, "detail", detail);
+                     v->registered, "healthy", healthy, "detail", detail, "provider", provider);
 }
 
 json_t *sg_backends_json(const struct sg_backend_view *v, size_t n, const struct sg_names *held)

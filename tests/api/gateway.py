@@ -13,13 +13,13 @@ CONFIG = """
 daemon off; master_process off; pid {dir}/pid; error_log {dir}/error.log warn;
 events {{ worker_connections 1024; }}
 http {{
-  access_log off;
+  {log}
   client_body_temp_path {dir}/body; proxy_temp_path {dir}/proxy; fastcgi_temp_path {dir}/fastcgi; uwsgi_temp_path {dir}/uwsgi; scgi_temp_path {dir}/scgi;
   map $http_upgrade $connection_upgrade {{ default upgrade; "" ""; }}
   {certificate}
   server {{
     listen 127.0.0.1:{port}{ssl};
-    client_max_body_size 0;
+    client_max_body_size 0; {more}
     location / {{
       proxy_pass http://127.0.0.1:{upstream};
       proxy_http_version 1.1;
@@ -34,25 +34,30 @@ http {{
 
 
 class Nginx:
-    def __init__(self, upstream=None, tls=False):
-        """upstream: a port of the loopback, also to be set later, but before it starts. tls: HTTPS with a certificate nobody should trust."""
+    def __init__(self, upstream=None, tls=False, provider=False):
+        """upstream: a port of the loopback, also to be set later, but before it starts. tls: HTTPS with a certificate of its own (`cert`).
+        provider: HTTP/2 too, nothing is held back, and `requests()` tells what came."""
         self.dir = tempfile.mkdtemp(prefix="sandgate-nginx-")
         os.chmod(self.dir, 0o755)
         with open(os.path.join(self.dir, "secret"), "w") as f:
             f.write("only the gateway's own")
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
-        self.upstream, self.tls, self.process = upstream, tls, None
+        self.upstream, self.tls, self.provider, self.process = upstream, tls, provider, None
+        self.cert = os.path.join(self.dir, "cert")
 
     def _configure(self):
         certificate = f"ssl_certificate {self.dir}/cert; ssl_certificate_key {self.dir}/key;" if self.tls else ""
         with open(os.path.join(self.dir, "conf"), "w") as f:
-            f.write(CONFIG.format(dir=self.dir, port=self.port, upstream=self.upstream, ssl=" ssl" if self.tls else "", certificate=certificate))
+            f.write(CONFIG.format(dir=self.dir, port=self.port, upstream=self.upstream, ssl=" ssl http2" if self.provider else " ssl" if self.tls else "",
+                                  certificate=certificate, more="proxy_buffering off; proxy_request_buffering off; proxy_read_timeout 300s;" if self.provider else "",
+                                  log=f"log_format seen '$server_protocol $connection $request_method $uri'; access_log {self.dir}/seen seen;"
+                                  if self.provider else "access_log off;"))
 
     def __enter__(self):
         self._configure()
         if self.tls:
-            subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=gateway",
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=gateway", "-addext", "subjectAltName=DNS:localhost",
                             "-keyout", f"{self.dir}/key", "-out", f"{self.dir}/cert"], check=True, capture_output=True)
         self.process = subprocess.Popen([shutil.which("nginx") or "/usr/sbin/nginx", "-p", self.dir, "-c", f"{self.dir}/conf"], stderr=subprocess.DEVNULL)
         wait_until(self._up, what="nginx")
@@ -72,6 +77,14 @@ class Nginx:
                 return f.read()
         except FileNotFoundError:
             return ""
+
+    def requests(self):
+        """[(protocol, connection, method, path)] of those that are over."""
+        try:
+            with open(f"{self.dir}/seen") as f:
+                return [tuple(line.split()) for line in f]
+        except FileNotFoundError:
+            return []
 
     def __exit__(self, *_):
         self.process.terminate()

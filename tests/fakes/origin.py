@@ -82,7 +82,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.body()
         lines = [self.command, self.path, str(len(body)), str(sum(body) % 65536)]
         lines += [f"{k}: {v}" for k, v in self.headers.items() if k.lower().startswith("x-") or k in ("Content-Type", "Expect")]
-        self.answer(int(q.get("status", "200")), "\n".join(lines).encode(), [("X-Origin", "here"), ("Retry-After", "7")])
+        self.answer(int(q.get("status", "200")), "\n".join(lines).encode(), [("X-Origin", "here"), ("Retry-After", q.get("retry_after", "7"))])
 
     # n bytes, in chunks
     def do_big(self, q):

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backends/cloud/origin.h"
+#include "backends/cloud/scrub.h"
 
 #define KEY "e2b_0123456789abcdef0123456789abcdef"
 
@@ -71,6 +72,23 @@ Test(origin, what_it_says_is_told_unless_a_secret_is_in_it)
         cr_expect_null(strstr(err.message, "89abcdef"), "%s", err.message);
         sg_error_clear(&err);
     }
+}
+
+Test(origin, a_secret_is_seen_in_other_forms_too)
+{
+    static const char key[] = "sk/live+0123456789abcdef=WXYZ";
+    static const char *const tells[] = {"key sk/live+0123456789abcdef=WXYZ", "?k=sk%2Flive%2B0123456789abcdef%3DWXYZ", "?k=%73%6b%2f%6c%69%76%65%2b%30",
+                                        "Basic c2svbGl2ZSswMTIzNDU2Nzg5YWJjZGVmPVdYWVo=", "Basic dXNlcjpzay9saXZlKzAxMjM0NTY3ODlhYmNkZWY9V1hZWg==",
+                                        "Basic OnNrL2xpdmUrMDEyMzQ1Njc4OWFiY2RlZj1XWFla", "Basic YTpzay9saXZlKzAxMjM0NTY3ODlhYmNkZWY9V1hZWg",
+                                        "736B2F6C6976652B30313233", "...89abcdef=W..."};
+    for (size_t i = 0; i < SG_COUNT_OF(tells); i++)
+        cr_expect_eq(sg_gives_away(tells[i], key), true, "%s", tells[i]);
+    static const char *const harmless[] = {"", "template 'base' not found", "%", "%2", "status 0123456", "Sandbox \"i0123abc\" doesn't exist or you don't have access to it"};
+    for (size_t i = 0; i < SG_COUNT_OF(harmless); i++)
+        cr_expect_eq(sg_gives_away(harmless[i], key), false, "%s", harmless[i]);
+    cr_expect_eq(sg_gives_away("anything", NULL), false);
+    cr_expect_eq(sg_gives_away("anything", ""), false);
+    cr_expect_eq(sg_gives_away("a pin of 1234 it was", "1234"), true);
 }
 
 Test(origin, pauses_grow_by_chance_and_have_an_end)

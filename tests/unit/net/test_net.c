@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "backends/net/http.h"
@@ -344,13 +345,25 @@ Test(net, failures_say_whether_anything_was_sent)
 Test(net, a_post_is_never_sent_twice)
 {
     struct rig *r = rig(0, 0);
-    free_call(get(r->k, "/fickle"));
-    struct call *c = ask(r->k, request("POST", "/drop", NULL));
-    cr_assert_eq(c->err.code, SG_PROVIDER_FAILED);
-    free_call(c);
-    c = get(r->k, "/counts");
-    cr_assert_not_null(strstr(c->body, "/drop=1 "), "%s", c->body);
-    free_call(c);
+    static const struct {
+        const char *before; /* leaves a connection that is closed, or kept and closed once the POST has been read */
+        const char *body;
+    } all[] = {{"/fickle", NULL}, {"/echo", NULL}, {"/echo", "what is to be done once"}};
+    for (size_t i = 0; i < SG_COUNT_OF(all); i++) {
+        char expected[32];
+        free_call(get(r->k, all[i].before));
+        struct sg_net_request q = request("POST", "/drop", NULL);
+        q.body = all[i].body;
+        q.body_len = all[i].body != NULL ? strlen(all[i].body) : 0;
+        struct call *c = ask(r->k, q);
+        cr_assert_eq(c->err.code, SG_PROVIDER_FAILED);
+        cr_assert_str_eq(c->err.reason, "connection_lost");
+        free_call(c);
+        c = get(r->k, "/counts");
+        snprintf(expected, sizeof expected, "/drop=%zu ", i + 1);
+        cr_assert_not_null(strstr(c->body, expected), "%s", c->body);
+        free_call(c);
+    }
     rig_stop(r);
 }
 
@@ -358,7 +371,7 @@ Test(net, connections_are_kept)
 {
     struct rig *r = rig(0, 0);
     for (int i = 0; i < 20; i++) {
-        free_call(get(r->k, "/echo"));
+        free_call(i % 2 == 0 ? get(r->k, "/echo") : ask(r->k, request("POST", "/echo", NULL)));
     }
     struct call *c = get(r->k, "/counts");
     cr_assert_eq(strncmp(c->body, "1 ", 2), 0, "%s", c->body);
@@ -801,6 +814,45 @@ Test(net, a_response_to_an_upgrade_has_a_deadline)
     sg_pipe_unref(w.in);
     sg_pipe_unref(w.out);
     free_call(w.c);
+    rig_stop(r);
+}
+
+Test(net, a_time_to_come_again_is_a_number_or_a_date)
+{
+    struct rig *r = rig(0, 0);
+    static const struct {
+        const char *given;
+        int least, most;
+    } all[] = {{"0", 0, 0}, {"120", 120, 120}, {"99999999999", 86400, 86400}, {"soon", 0, 0}, {"-5", 0, 0},
+               {"Sun%2C%2006%20Nov%201994%2008%3A49%3A37%20GMT", 0, 0}, {"Fri%2C%2031%20Dec%202100%2023%3A59%3A59%20GMT", 86400, 86400}, {NULL, 85, 90}};
+    for (size_t i = 0; i < SG_COUNT_OF(all); i++) {
+        char path[128], date[64];
+        time_t soon = time(NULL) + 90;
+        struct tm tm;
+        strftime(date, sizeof date, "%a%%2C%%20%d%%20%b%%20%Y%%20%H%%3A%M%%3A%S%%20GMT", gmtime_r(&soon, &tm));
+        snprintf(path, sizeof path, "/echo?retry_after=%s", all[i].given != NULL ? all[i].given : date);
+        struct call *c = get(r->k, path);
+        cr_expect(c->retry_after >= all[i].least && c->retry_after <= all[i].most, "%s: %d", path, c->retry_after);
+        free_call(c);
+    }
+    rig_stop(r);
+}
+
+Test(net, a_proxy_is_an_http_one_or_refused)
+{
+    struct rig *r = rig(0, 0);
+    static const char *const bad[] = {"https://h:1", "socks5://h", "h:1", "http://", "http://u:p@", "http://h/x", "http://h:1?x", "http://a b:1"};
+    for (size_t i = 0; i < SG_COUNT_OF(bad); i++) {
+        struct sg_net_client *k = NULL;
+        struct sg_error err = {0};
+        struct sg_secret *proxy = sg_secret_new(bad[i], strlen(bad[i]));
+        const struct sg_net_client_config cfg = {.base = r->o.base, .proxy = proxy};
+        cr_expect_eq(sg_net_client_new(r->net, &cfg, &k, &err), -1, "%s", bad[i]);
+        cr_expect_eq(err.code, SG_INVALID_REQUEST);
+        cr_expect_null(strstr(err.message, "u:p"), "%s", err.message);
+        sg_error_clear(&err);
+        sg_secret_free(proxy);
+    }
     rig_stop(r);
 }
 
