@@ -349,8 +349,8 @@ Test(net, a_post_is_never_sent_twice)
         const char *before; /* leaves a connection that is closed, or kept and closed once the POST has been read */
         const char *body;
     } all[] = {{"/fickle", NULL}, {"/echo", NULL}, {"/echo", "what is to be done once"}};
+    long arrived = 0;
     for (size_t i = 0; i < SG_COUNT_OF(all); i++) {
-        char expected[32];
         free_call(get(r->k, all[i].before));
         struct sg_net_request q = request("POST", "/drop", NULL);
         q.body = all[i].body;
@@ -360,8 +360,10 @@ Test(net, a_post_is_never_sent_twice)
         cr_assert_str_eq(c->err.reason, "connection_lost");
         free_call(c);
         c = get(r->k, "/counts");
-        snprintf(expected, sizeof expected, "/drop=%zu ", i + 1);
-        cr_assert_not_null(strstr(c->body, expected), "%s", c->body);
+        const char *drops = strstr(c->body, "/drop=");
+        long n = drops != NULL ? strtol(drops + 6, NULL, 10) : 0;
+        cr_assert(n == arrived + 1 || (n == arrived && i == 0), "%s", c->body); /* the closing may have been on its way */
+        arrived = n;
         free_call(c);
     }
     rig_stop(r);
