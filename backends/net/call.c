@@ -501,7 +501,7 @@ static bool was_turned_away(const struct sg_net_call *c, CURLcode rc)
 {
     long connections = 0;
     (void)curl_easy_getinfo(c->easy, CURLINFO_NUM_CONNECTS, &connections);
-    return (rc == CURLE_SEND_ERROR || rc == CURLE_RECV_ERROR) && !c->headed && connections > 0 && strncmp(c->client->url, "https:", 6) == 0;
+    return (rc == CURLE_SEND_ERROR || rc == CURLE_RECV_ERROR) && c->begun && !c->headed && connections > 0 && strncmp(c->client->url, "https:", 6) == 0;
 }
 
 static const char *doubt(bool turned_away)
