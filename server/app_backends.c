@@ -118,6 +118,7 @@ static int docker_config(const struct app *a, const char *dir, const char *agent
                                      .dir = dir,
                                      .host_dir = c->docker.agent_host_dir,
                                      .agent_path = agent,
+                                     .agent = c->docker.agent,
                                      .memory_max = c->docker.memory_max,
                                      .pids_max = c->docker.pids_max,
                                      .cpu_milli = c->docker.cpu_milli,

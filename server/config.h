@@ -10,6 +10,7 @@
 
 #include <jansson.h>
 
+#include "backends/docker/config.h"
 #include "backends/local_bwrap/config.h"
 #include "base/log.h"
 #include "base/secret.h"
@@ -122,6 +123,7 @@ struct sg_config {
         const char *image;
         const char *const *images_allowed;
         const char *agent_host_dir;
+        enum sg_docker_agent agent;
         const char *user;
         int64_t memory_max, pids_max, cpu_milli;
         enum sg_egress egress;

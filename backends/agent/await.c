@@ -49,12 +49,13 @@ int await_listen(const char *dir)
     return fd;
 }
 
-/* Somebody outside of the PID namespace? Whoever is inside has a number here. */
-static bool from_outside(int fd)
+/* Somebody outside of the PID namespace? Whoever is inside has a number here. A relay is inside, and of the user that no command is. */
+static bool from_outside(const struct agent *a, int fd)
 {
     struct ucred peer;
     socklen_t len = sizeof peer;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0 && len == sizeof peer && peer.pid == 0;
+    bool known = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0 && len == sizeof peer;
+    return known && (a->relayed ? peer.uid == 0 : peer.pid == 0);
 }
 
 static void forget_server(struct agent *a)
@@ -123,7 +124,7 @@ void await_server(struct agent *a, void (*reap)(struct agent *a))
         int fd = p[0].revents != 0 ? accept4(a->listen, NULL, NULL, SOCK_CLOEXEC) : -1;
         if (fd < 0)
             continue;
-        if (from_outside(fd) && take_server(a, fd))
+        if (from_outside(a, fd) && take_server(a, fd))
             return;
         close(fd);
     }

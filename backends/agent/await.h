@@ -7,6 +7,9 @@
 /* The number of the connection to the server, in every mode. */
 #define AGENT_SOCK 3
 
+/* Of an event: the next server is there. */
+#define AGENT_NEXT UINT64_MAX
+
 /* A listening socket with the name SG_AGENT_SOCKET_NAME in dir, over what has the name; or -errno. */
 int await_listen(const char *dir);
 /* The server is gone, or there was none yet: ends what it had begun and waits for one, at most a->grace_ms; then the program ends.

@@ -1,5 +1,6 @@
 /* The connection: requests out from any thread, answers in on the reactor, one way to be lost. */
 #include "backends/agent/client_priv.h"
+#include "backends/agent/packets.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -97,31 +98,6 @@ void sg_agent_lose(struct sg_agent *a, const char *reason, const char *what)
 
 /* ---- out ---- */
 
-static int transmit(int sock, const void *data, size_t len, const int *fds, unsigned n_fds)
-{
-    struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
-    union {
-        struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int) * SG_AGENT_FDS_MAX)];
-    } control;
-    struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (n_fds > 0) {
-        memset(&control, 0, sizeof control);
-        h.msg_control = &control;
-        h.msg_controllen = CMSG_SPACE(sizeof(int) * n_fds);
-        struct cmsghdr *c = CMSG_FIRSTHDR(&h);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
-        memcpy(CMSG_DATA(c), fds, sizeof(int) * n_fds);
-    }
-    ssize_t n;
-    do
-        n = sendmsg(sock, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
-    while (n < 0 && errno == EINTR);
-    return n < 0 ? errno : 0;
-}
-
 /* Under the lock. */
 static int gone_error(struct sg_agent *a, struct sg_error *err)
 {
@@ -145,7 +121,7 @@ static int send_locked(struct sg_agent *a, const struct sg_agent_msg *m, const i
     size_t len = sg_agent_encode(m, data, sizeof data);
     if (len == 0)
         return sg_error_set(err, SG_INTERNAL, "a request to the sandbox breaks its own limits");
-    int e = transmit(a->fd, data, len, fds, m->nfds);
+    int e = sg_agent_transmit(a->fd, data, len, fds, m->nfds);
     if (e == 0)
         return 0;
     if (e == EPIPE || e == ECONNRESET || e == ENOTCONN)
@@ -184,8 +160,16 @@ static int64_t patience_ms(const struct sg_agent *a, const struct sg_call *c)
     return a->o.tree_ms > 0 ? a->o.tree_ms : SG_AGENT_TREE_ANSWER_MS;
 }
 
+/* With an agent that is far content travels before the answer, or what is to be done in order waits for that of others. */
+static bool waits_for_content(const struct sg_agent *a, enum sg_agent_type type)
+{
+    return a->o.far && (type == SG_AGENT_OPEN || type == SG_AGENT_COMMIT || type == SG_AGENT_MKDIR || type == SG_AGENT_LINK ||
+                        type == SG_AGENT_ATTRIBUTES);
+}
+
 int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m, const int *fds, struct sg_error *err)
 {
+    c->tree = c->tree || waits_for_content(a, m->type);
     pthread_mutex_lock(&a->lock);
     int r = 0;
     if (a->gone || a->closing) {

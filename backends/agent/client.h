@@ -38,6 +38,7 @@ struct sg_agent_options {
     /* MAY be NULL: where commands see the directory that the agent calls "/" (SG_AGENT_HOST): paths that start with it are taken for those
      * below "/". Copied. */
     const char *seen_at;
+    bool far; /* of sg_agent_new_far() */
     /* HELLO came and is right: usable from now on. Reactor thread, at most once, before anything else. */
     void (*ready)(void *arg, const struct sg_agent_facts *facts);
     /* It is lost (also instead of ready). At most once; never after sg_agent_close(). */

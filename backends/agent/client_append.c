@@ -140,7 +140,7 @@ static void make(struct sg_append *p)
 {
     struct sg_error err = {0};
     p->call = (struct sg_call){.answer = made};
-    if (sg_upload_commit(&p->u, &p->call, true, &err) < 0)
+    if (sg_upload_commit(&p->u, &p->call, SG_AGENT_COMMIT_NEW, &err) < 0)
         end(p, NULL, false, &err);
     sg_error_clear(&err);
 }
@@ -184,8 +184,38 @@ static int opened(struct sg_call *c, const struct sg_agent_msg *m, int fd, const
     return wrong ? -1 : 0;
 }
 
+/* The agent has what is there. */
+static int far_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
+{
+    struct sg_append *p = sg_container_of(c, struct sg_append, call);
+    struct sg_error e = {0};
+    struct sg_file_stat st;
+    sg_close(fd);
+    if (sg_agent_answer_error(m, err, &e)) {
+        end(p, NULL, false, &e);
+    } else {
+        sg_agent_stat_from(&st, &m->u.done.stat, NULL, 0);
+        end(p, &st, m->u.done.flags & SG_AGENT_DONE_CREATED, NULL);
+    }
+    sg_error_clear(&e);
+    return 0;
+}
+
+static void far_step(struct sg_append *p)
+{
+    struct sg_error err = {0};
+    p->call = (struct sg_call){.answer = far_answer};
+    if (sg_upload_commit(&p->u, &p->call, SG_AGENT_COMMIT_APPEND, &err) < 0)
+        end(p, NULL, false, &err);
+    sg_error_clear(&err);
+}
+
 static void step(struct sg_append *p)
 {
+    if (p->u.agent->o.far) {
+        far_step(p);
+        return;
+    }
     struct sg_agent_msg m = {.type = SG_AGENT_OPEN,
                              .u.file = {.path = p->u.path, .how = SG_AGENT_OPEN_APPEND}};
     struct sg_error err = {0};

@@ -9,6 +9,7 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 
@@ -80,15 +81,28 @@ static void settle(struct dial *d, int e)
     }
 }
 
+/* The relay connects, and says what became of it in the first byte. */
+static int far_result(int fd)
+{
+    unsigned char e;
+    ssize_t n = read(fd, &e, 1);
+    if (n == 1)
+        return e;
+    return n == 0 ? ECONNRESET : errno;
+}
+
 static void connected(struct sg_watch *w, uint32_t events)
 {
     (void)events;
     struct dial *d = sg_container_of(w, struct dial, watch);
     int e = 0;
     socklen_t len = sizeof e;
-    if (getsockopt(w->fd, SOL_SOCKET, SO_ERROR, &e, &len) < 0)
+    if (d->agent->o.far)
+        e = far_result(w->fd);
+    else if (getsockopt(w->fd, SOL_SOCKET, SO_ERROR, &e, &len) < 0)
         e = errno;
-    settle(d, e);
+    if (e != EAGAIN)
+        settle(d, e);
 }
 
 static void too_late(struct sg_timer *t)
@@ -124,15 +138,16 @@ static int answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, const
         return 0;
     }
     d->watch.fd = fd;
-    const char *wrong = sg_agent_check_socket(fd, d->family, d->agent->facts.netns_cookie);
+    bool far = d->agent->o.far;
+    const char *wrong = far ? NULL : sg_agent_check_socket(fd, d->family, d->agent->facts.netns_cookie);
     if (wrong != NULL) {
         fail(d, SG_SANDBOX_LOST, wrong);
         return -1;
     }
-    int r = start_connect(d);
+    int r = far ? EINPROGRESS : start_connect(d);
     if (r != EINPROGRESS) {
         settle(d, r);
-    } else if (sg_watch_add(d->agent->reactor, &d->watch, EPOLLOUT, &e) < 0) {
+    } else if (sg_watch_add(d->agent->reactor, &d->watch, far ? EPOLLIN : EPOLLOUT, &e) < 0) {
         end(d, -1, &e);
         sg_error_clear(&e);
     } else {

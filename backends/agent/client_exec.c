@@ -210,11 +210,20 @@ static void do_kill(struct sg_agent_exec *x)
     sg_timer_set(x->agent->reactor, &x->timer, sg_now_ms() + SG_AGENT_KILL_MS);
 }
 
+static void set_grace(struct sg_agent_exec *x)
+{
+    sg_timer_set(x->agent->reactor, &x->grace, sg_now_ms() + (x->agent->o.far ? SG_AGENT_FAR_GRACE_MS : SG_AGENT_GRACE_MS));
+}
+
 static void grace_over(struct sg_timer *t)
 {
     struct sg_agent_exec *x = sg_agent_exec_ref(sg_container_of(t, struct sg_agent_exec, grace));
-    sg_agent_output_limit(&x->out);
-    sg_agent_output_limit(&x->err);
+    if (x->agent->o.far && (sg_agent_output_waits(&x->out) || sg_agent_output_waits(&x->err))) {
+        set_grace(x); /* its reader is slow, which is no fault of the relay's */
+    } else {
+        sg_agent_output_limit(&x->out);
+        sg_agent_output_limit(&x->err);
+    }
     sg_agent_exec_turn(x);
     sg_agent_exec_unref(x);
 }
@@ -325,7 +334,7 @@ static void exited(struct sg_agent_exec *x, uint32_t status, uint32_t signo)
     x->exit.duration_us = sg_now_us() - x->start_us;
     if (signo == SIGKILL && x->kill_sent)
         x->exit.killed_by = (enum sg_killed_by)atomic_load(&x->why);
-    else if (signo == SIGKILL && x->tree.oom != NULL && x->tree.oom(x->tree.arg))
+    else if (signo == SIGKILL && (x->agent->oom_id == x->call.id || (x->tree.oom != NULL && x->tree.oom(x->tree.arg))))
         x->exit.killed_by = SG_KILLED_OOM;
     sg_timer_cancel(x->agent->reactor, &x->timer);
     if (x->unfit.code != SG_OK) {
@@ -337,7 +346,7 @@ static void exited(struct sg_agent_exec *x, uint32_t status, uint32_t signo)
     sg_agent_output_pump(&x->out);
     sg_agent_output_pump(&x->err);
     if (!x->out.done || !x->err.done)
-        sg_timer_set(x->agent->reactor, &x->grace, sg_now_ms() + SG_AGENT_GRACE_MS);
+        set_grace(x);
 }
 
 /* An answer of the agent. -1: it may not come now. */

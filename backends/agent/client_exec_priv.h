@@ -73,6 +73,8 @@ void sg_agent_output_want(struct sg_agent_output *o, bool want);
 void sg_agent_output_pump(struct sg_agent_output *o);
 /* The grace is over: what the kernel holds now may still be the command's own, what comes later is not. */
 void sg_agent_output_limit(struct sg_agent_output *o);
+/* Is there something in its descriptor that has not been read? */
+bool sg_agent_output_waits(const struct sg_agent_output *o);
 /* The pipe gets no more; at_end: neither does the descriptor. */
 void sg_agent_output_finish(struct sg_agent_output *o, bool at_end);
 /* The command is OVER: a terminal that was still read, for nobody, ends now. */

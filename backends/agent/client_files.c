@@ -263,6 +263,8 @@ static int get_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, c
         src.fd = fd;
         src.hold = sg_hold_ref(op->agent->o.hold);
         sg_agent_stat_from_fd(&src.stat, &st, m->u.done.stat.uid);
+        if (op->agent->o.far && (m->u.done.flags & SG_AGENT_DONE_STAT) != 0) /* the descriptor is that of a copy */
+            sg_agent_stat_from(&src.stat, &m->u.done.stat, NULL, 0);
         op->done.source.fn(op->done.source.arg, &src, NULL);
     }
     sg_error_clear(&e);

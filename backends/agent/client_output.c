@@ -135,15 +135,23 @@ static void output_ready(struct sg_watch *w, uint32_t events)
     sg_agent_exec_unref(x);
 }
 
-void sg_agent_output_limit(struct sg_agent_output *o)
+static size_t waiting(const struct sg_agent_output *o)
 {
     int n = 0;
+    return ioctl(o->watch.fd, FIONREAD, &n) < 0 || n < 0 ? 0 : (size_t)n;
+}
+
+bool sg_agent_output_waits(const struct sg_agent_output *o)
+{
+    return !o->done && waiting(o) > 0;
+}
+
+void sg_agent_output_limit(struct sg_agent_output *o)
+{
     if (o->done || o->limited)
         return;
-    if (ioctl(o->watch.fd, FIONREAD, &n) < 0 || n < 0)
-        n = 0;
     o->limited = true;
-    o->left = (size_t)n + (o->x->tty ? TTY_BUFFERED : 0);
+    o->left = waiting(o) + (o->x->tty ? TTY_BUFFERED : 0);
     sg_agent_output_pump(o);
 }
 

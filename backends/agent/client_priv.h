@@ -16,6 +16,7 @@
 #define SG_AGENT_PENDING_MAX 4096U     /* requests without an answer and commands without an end */
 #define SG_AGENT_ANSWER_MS 10000       /* the agent answers sooner or is broken */
 #define SG_AGENT_TREE_ANSWER_MS 600000 /* nobody waits longer for something about a tree of files */
+#define SG_AGENT_FAR_GRACE_MS 10000    /* ... of an agent that is far, whose relay ends them after SG_AGENT_GRACE_MS: without a byte for so long */
 #define SG_AGENT_GRACE_MS 250          /* for descendants that hold the output of a command that has ended */
 #define SG_AGENT_KILL_MS 10000         /* a killed command has ended by then, or nobody knows */
 #define SG_AGENT_REST_MAX 256U         /* outputs of ended commands that are still read, and thrown away */
@@ -65,6 +66,7 @@ struct sg_agent {
     struct sg_timer timer;
     struct sg_task arm; /* sets the timer */
     bool greeted;
+    uint64_t oom_id; /* of the command that the kernel has killed for want of memory, as a relay said last */
     unsigned rest; /* outputs being thrown away */
 };
 
@@ -145,9 +147,9 @@ struct sg_upload {
     int64_t size;
 };
 void sg_upload_finish(struct sg_upload *u); /* removes the temp file too */
-/* Gives the temp file its name. only_new: SG_ALREADY_EXISTS when there is one. u->fd is closed before done; a
+/* Gives the temp file its name. how: 0; SG_AGENT_COMMIT_NEW: SG_ALREADY_EXISTS when there is one; SG_AGENT_COMMIT_APPEND. u->fd is closed before done; a
  * named temp file stays when it fails. c->answer and the rest of the message are the caller's. */
-int sg_upload_commit(struct sg_upload *u, struct sg_call *c, bool only_new, struct sg_error *err);
+int sg_upload_commit(struct sg_upload *u, struct sg_call *c, uint32_t how, struct sg_error *err);
 /* Appends u's content to the file of its path, in turn; consumes u. */
 void sg_append_start(struct sg_upload *u, sg_commit_done *done, void *arg);
 

@@ -24,14 +24,14 @@ void sg_upload_finish(struct sg_upload *u)
     u->agent = sg_agent_unref(u->agent);
 }
 
-int sg_upload_commit(struct sg_upload *u, struct sg_call *c, bool only_new, struct sg_error *err)
+int sg_upload_commit(struct sg_upload *u, struct sg_call *c, uint32_t how, struct sg_error *err)
 {
     struct sg_agent_msg m = {.type = SG_AGENT_COMMIT, .nfds = 1};
     m.u.file.path = u->path;
     m.u.file.path2 = u->temp != NULL ? u->temp : "";
     m.u.file.mode = u->mode & 0777;
     m.u.file.mtime_ns = u->mtime_ns;
-    m.u.file.flags = (only_new ? SG_AGENT_COMMIT_NEW : 0) | (u->mode_given ? SG_AGENT_SET_MODE : 0) |
+    m.u.file.flags = how | (u->mode_given ? SG_AGENT_SET_MODE : 0) |
                      (u->mtime_given ? SG_AGENT_SET_MTIME : 0) | (u->no_links ? SG_AGENT_NO_LINKS : 0);
     sg_agent_condition_from(&m.u.file.condition, &u->only_if);
     return sg_agent_call(u->agent, c, &m, &u->fd, err);
@@ -109,7 +109,7 @@ static void sink_commit(struct sg_file_sink *pub, sg_commit_done *done, void *ar
     s->done = done;
     s->arg = arg;
     s->call = (struct sg_call){.answer = commit_answer};
-    if (sg_upload_commit(&s->u, &s->call, false, &err) == 0)
+    if (sg_upload_commit(&s->u, &s->call, 0, &err) == 0)
         return;
     sink_free(s);
     done(arg, NULL, false, &err);

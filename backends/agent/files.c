@@ -39,7 +39,7 @@ void files_done_stat(struct agent *a, uint64_t id, const struct stat *st, uint32
     out_send(a, &m, fd);
 }
 
-static int open_regular(const char *path, int flags, int links, struct stat *st)
+int files_open_regular(const char *path, int flags, int links, struct stat *st)
 {
     int fd = files_resolve(path, O_PATH | links);
     if (fd < 0)
@@ -65,9 +65,9 @@ void files_open(struct agent *a, const struct sg_agent_msg *m)
     char temp[SG_AGENT_PATH_MAX + 1] = "";
     int fd;
     if (m->u.file.how == SG_AGENT_OPEN_READ)
-        fd = open_regular(m->u.file.path, O_RDONLY, files_links(m), &st);
+        fd = files_open_regular(m->u.file.path, O_RDONLY, files_links(m), &st);
     else if (m->u.file.how == SG_AGENT_OPEN_APPEND)
-        fd = open_regular(m->u.file.path, O_WRONLY | O_APPEND, files_links(m), &st);
+        fd = files_open_regular(m->u.file.path, O_WRONLY | O_APPEND, files_links(m), &st);
     else if (m->u.file.how == SG_AGENT_OPEN_SCRATCH)
         fd = files_open_scratch(a, m);
     else

@@ -35,6 +35,7 @@ struct worker {
 struct agent {
     int sock, epoll, signals, null; /* sock -1: no server now */
     int listen; /* where servers come to, or -1 */
+    bool relayed; /* these are relays */
     int64_t grace_ms; /* how long it waits for one */
     unsigned n_own;
     char **own; /* directories that are to be the command user's */
@@ -197,10 +198,16 @@ int files_make_dirs(const char *path, mode_t mode, int links, unsigned *made);
 void files_unmake_dirs(const char *path, int links, unsigned made);
 /* The nearest existing directory on the way to path, so that parents appear only with the file. fd or -errno. */
 int files_nearest_dir(const char *path, int links);
+/* The regular file path of an ordinary file system: fd and st, or -errno or -SG_AGENT_ENOTREG. */
+struct stat;
+int files_open_regular(const char *path, int flags, int links, struct stat *st);
+/* Gives the temp file fd its name: 0 and what it is now, or an errno. */
+int files_commit_run(struct agent *a, const struct sg_agent_msg *m, int fd, struct stat *st, bool *created);
+/* append.c, in a worker: a COMMIT with COMMIT_APPEND. */
+void append_job(struct agent *a, const struct sg_agent_msg *m, int fd);
 /* For futimens: the modification time of m if it has one. */
 struct timespec;
 void files_times(const struct sg_agent_msg *m, struct timespec times[2]);
-struct stat;
 int files_temp_name(struct agent *a, char *name, size_t cap);
 /* Answers with st (NULL: none), flags and text; fd (-1: none) is consumed. */
 void files_done_stat(struct agent *a, uint64_t id, const struct stat *st, uint32_t flags, const char *text, int fd);

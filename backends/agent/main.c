@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "backends/agent/await.h"
+#include "backends/agent/relay.h"
 #include "backends/agent/setup.h"
 
 #define PACKETS_PER_TURN 64
@@ -485,6 +486,9 @@ static void serve(struct agent *a)
             uint64_t what = events[i].data.u64;
             if (what == 1) {
                 reap(a);
+            } else if (what == AGENT_NEXT) {
+                await_server(a, reap); /* the old one may never be heard of again */
+                setup_hello(a);
             } else if (what >= 2) {
                 struct live *l = &a->live[what - 2];
                 if (l->id != 0 && l->ctl >= 0) /* else reaped earlier in this turn */
@@ -503,6 +507,8 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "keeper") == 0)
         return keeper_main(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "relay") == 0)
+        return relay_main(argc, argv);
     static struct agent a; /* half a megabyte of tables that are touched as they are used */
     setup(&a, argc, argv);
     if (a.listen >= 0)

@@ -1,6 +1,7 @@
 /* Packets to the server: sent at once when the socket takes them, else kept in a bounded ring. A server that
  * does not read is broken, so an overflow ends the agent, and the sandbox with it. */
 #include "backends/agent/inside.h"
+#include "backends/agent/packets.h"
 
 #include <errno.h>
 #include <string.h>
@@ -8,38 +9,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* 0 sent, else the errno. */
-static int transmit(int sock, const void *data, size_t len, int fd)
-{
-    struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = len};
-    union {
-        struct cmsghdr align;
-        char space[CMSG_SPACE(sizeof(int))];
-    } control;
-    struct msghdr h = {.msg_iov = &iov, .msg_iovlen = 1};
-    if (fd >= 0) {
-        memset(&control, 0, sizeof control);
-        h.msg_control = &control;
-        h.msg_controllen = sizeof control;
-        struct cmsghdr *c = CMSG_FIRSTHDR(&h);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(c), &fd, sizeof fd);
-    }
-    ssize_t n;
-    do
-        n = sendmsg(sock, &h, MSG_DONTWAIT | MSG_NOSIGNAL);
-    while (n < 0 && errno == EINTR);
-    return n < 0 ? errno : 0;
-}
-
 /* A worker that is killed right here may have answered: rather no answer than a second one. */
 static int put(struct agent *a, const void *data, size_t len, int fd)
 {
     if (a->speaks != NULL)
         *a->speaks = true;
-    int e = transmit(a->sock, data, len, fd);
+    int e = sg_agent_transmit(a->sock, data, len, &fd, fd >= 0 ? 1 : 0);
     if (a->speaks != NULL && e != 0)
         *a->speaks = false;
     return e;

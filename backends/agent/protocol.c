@@ -252,7 +252,7 @@ static uint32_t file_flags(enum sg_agent_type type)
 {
     switch (type) {
     case SG_AGENT_COMMIT:
-        return SG_AGENT_SET_MODE | SG_AGENT_COMMIT_NEW | SG_AGENT_SET_MTIME;
+        return SG_AGENT_SET_MODE | SG_AGENT_COMMIT_NEW | SG_AGENT_COMMIT_APPEND | SG_AGENT_SET_MTIME;
     case SG_AGENT_ATTRIBUTES:
         return SG_AGENT_SET_MODE | SG_AGENT_SET_MTIME;
     case SG_AGENT_LINK:

@@ -42,8 +42,8 @@
  *                 DONE.text), in path's directory or the nearest one above it that exists. OPEN_SCRATCH: the same, but
  *                 nobody can ever give it a name.
  *   COMMIT        u32 mode, i64 mtime_ns, condition, string path, string temp ("": nameless); descriptor: the
- *                 temp file. Gives it the name path, over what is there; directories are made. Answer DONE with
- *                 stat.
+ *                 temp file. Gives it the name path, over what is there; directories are made. With COMMIT_APPEND its content is
+ *                 appended to the file of that name, if there is one. Answer DONE with stat.
  *   STAT          string path (of a link itself). Answer DONE with stat; text: where a link points. With RESOLVE links are
  *                 followed, and text is the path without them.
  *   LIST          u32 most entries, u64 most bytes, string path, string after; descriptor: a memfd for the records, of the
@@ -95,10 +95,11 @@
  *
  * How a container starts it, as its first process and user 0:
  *
- *     sandgate-agent listen DIRECTORY COMMAND_UID COMMAND_GID GRACE_MS [OWN...]
+ *     sandgate-agent listen|listen-relay DIRECTORY COMMAND_UID COMMAND_GID GRACE_MS [OWN...]
  *
  * It listens on SG_AGENT_SOCKET_NAME in DIRECTORY, which must keep commands away, and takes only a server from outside of its PID
- * namespace. Without one for GRACE_MS it exits. The directories OWN are given to the command user. It needs SETUID, SETGID and KILL,
+ * namespace, or in mode listen-relay one of user 0, which is the relay (relay.h): the newest, as the server behind the one before may be gone
+ * without a word. Without one for GRACE_MS it exits. The directories OWN are given to the command user. It needs SETUID, SETGID and KILL,
  * and until it listens what the rest takes (CHOWN, DAC_OVERRIDE).
  *
  * Exit codes: 0 end of file; 64 bad arguments; 70 protocol violation, overflow or an attacked helper; 71 the
@@ -177,6 +178,7 @@ enum sg_agent_how { SG_AGENT_OPEN_READ = 1, SG_AGENT_OPEN_APPEND, SG_AGENT_OPEN_
 
 #define SG_AGENT_SET_MODE 1U   /* COMMIT: mode is the caller's, else 0644, or that of the file replaced; ATTRIBUTES */
 #define SG_AGENT_COMMIT_NEW 2U /* only when there is nothing of that name: EEXIST */
+#define SG_AGENT_COMMIT_APPEND 8U /* to what there is of that name, whole or not at all */
 #define SG_AGENT_SET_MTIME 4U  /* COMMIT, LINK, ATTRIBUTES: mtime_ns is the caller's, else of COMMIT the present */
 #define SG_AGENT_RECURSIVE 1U  /* LIST, REMOVE */
 #define SG_AGENT_STAGE 1U      /* MKDIR */

@@ -353,19 +353,31 @@ static int commit(struct agent *a, const struct sg_agent_msg *m, int fd, struct 
     return e;
 }
 
-void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd)
+int files_commit_run(struct agent *a, const struct sg_agent_msg *m, int fd, struct stat *st, bool *created)
 {
     struct target t;
-    struct stat st;
-    bool created = false;
+    *created = false;
     int e = -target_find(&t, m->u.file.path, files_links(m));
-    if (e == 0 && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)))
+    if (e == 0 && (fstat(fd, st) != 0 || !S_ISREG(st->st_mode)))
         e = EINVAL;
     if (e == 0)
-        e = commit(a, m, fd, &t, &created);
+        e = commit(a, m, fd, &t, created);
     target_finish(&t);
-    if (e == 0 && fstat(fd, &st) != 0)
+    if (e == 0 && fstat(fd, st) != 0)
         e = errno;
+    return e;
+}
+
+void files_commit(struct agent *a, const struct sg_agent_msg *m, int fd)
+{
+    struct stat st;
+    bool created = false;
+    if ((m->u.file.flags & SG_AGENT_COMMIT_APPEND) != 0) {
+        worker_run(a, m, fd, append_job);
+        close(fd);
+        return;
+    }
+    int e = files_commit_run(a, m, fd, &st, &created);
     close(fd); /* before the answer: a program that is open for writing cannot be run */
     if (e != 0)
         out_done(a, m->id, e);

@@ -98,7 +98,8 @@ static bool parse_listen(struct agent *a, int argc, char **argv)
 static void parse(struct agent *a, int argc, char **argv)
 {
     unsigned fd = AGENT_SOCK;
-    bool listens = argc > 1 && strcmp(argv[1], "listen") == 0;
+    a->relayed = argc > 1 && strcmp(argv[1], "listen-relay") == 0;
+    bool listens = a->relayed || (argc > 1 && strcmp(argv[1], "listen") == 0);
     bool ok = listens || (argc >= 4 && parse_number(argv[2], 1 << 20, &fd) && fd > 2);
     a->root = a->listen = -1;
     if (listens)
@@ -109,7 +110,7 @@ static void parse(struct agent *a, int argc, char **argv)
         ok = ok && strcmp(argv[1], "host") == 0 && parse_host(a, argc, argv);
     if (!ok)
         die(EXIT_USAGE, "usage: sandgate-agent slot FD uid|dumpable [COMMAND_UID COMMAND_GID], host FD ROOT_FD, or "
-                        "listen DIRECTORY COMMAND_UID COMMAND_GID GRACE_MS [DIRECTORY...]");
+                        "listen|listen-relay DIRECTORY COMMAND_UID COMMAND_GID GRACE_MS [DIRECTORY...]");
     a->sock = listens ? -1 : (int)fd;
 }
 
@@ -256,6 +257,9 @@ static void take_signals(struct agent *a)
     if (a->signals < 0 || a->epoll < 0 || (a->sock >= 0 && epoll_ctl(a->epoll, EPOLL_CTL_ADD, a->sock, &sock) != 0) ||
         epoll_ctl(a->epoll, EPOLL_CTL_ADD, a->signals, &sig) != 0)
         die(EXIT_SETUP, "cannot set up epoll");
+    struct epoll_event next = {.events = EPOLLIN, .data.u64 = AGENT_NEXT};
+    if (a->relayed && epoll_ctl(a->epoll, EPOLL_CTL_ADD, a->listen, &next) != 0)
+        die(EXIT_SETUP, "cannot watch its socket");
 }
 
 static void check_world(const struct agent *a)

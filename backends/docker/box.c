@@ -117,7 +117,7 @@ void box_remove_dir(struct box *b)
         (void)inotify_rm_watch(b->d->inotify, b->wd);
         b->wd = -1;
     }
-    if (b->run[0] != '\0') {
+    if (b->run[0] != '\0' && !b->far) {
         remove_dir(b->d, b->run);
     }
 }
@@ -246,17 +246,22 @@ static void agent_lost(void *arg, const struct sg_error *why)
     }
 }
 
+struct sg_agent_options box_agent_options(struct box *b)
+{
+    return (struct sg_agent_options){.reactor = b->d->parts.reactor,
+                                     .workq = b->d->parts.workq,
+                                     .isolation = SG_AGENT_UID,
+                                     .ready = agent_ready,
+                                     .lost = agent_lost,
+                                     .arg = b};
+}
+
 int box_connect(struct box *b, struct sg_error *err)
 {
     int fd = dial_agent(b, err);
     if (fd < 0) {
         return -1;
     }
-    const struct sg_agent_options o = {.reactor = b->d->parts.reactor,
-                                       .workq = b->d->parts.workq,
-                                       .isolation = SG_AGENT_UID,
-                                       .ready = agent_ready,
-                                       .lost = agent_lost,
-                                       .arg = b};
+    const struct sg_agent_options o = box_agent_options(b);
     return sg_agent_new(fd, &o, &b->greeting, err);
 }

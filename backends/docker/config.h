@@ -4,6 +4,10 @@
 
 #include "model/sandbox.h"
 
+/* How agents are reached: through a directory that this server and the engine's host both see, or through the engine alone. AUTO: through the directory
+ * where the engine is reached over a unix socket, or host_dir is given. */
+enum sg_docker_agent { SG_DOCKER_AGENT_AUTO, SG_DOCKER_AGENT_SHARE, SG_DOCKER_AGENT_ENGINE };
+
 #define SG_DOCKER_WARM_MAX 1024U
 
 /* Copied by the driver; strings are borrowed for the call. */
@@ -16,6 +20,7 @@ struct sg_docker_config {
     int64_t pull_ms;                         /* ... for so long */
     const char *dir;      /* the agent and its sockets lie below; made when missing, 0711 */
     const char *host_dir; /* the same directory as the engine's host sees it; NULL: as this process does */
+    enum sg_docker_agent agent;
     const char *agent_path;
     uint32_t uid, gid; /* of commands, neither of them 0 */
     int64_t memory_max, pids_max, cpu_milli; /* ceilings and defaults; 0: no limit */
@@ -28,6 +33,8 @@ struct sg_docker_config {
     int64_t orphan_grace_ms;                 /* how long a container waits for a server before it ends */
 };
 
+/* Are agents reached through the engine? Then there are no terminals, for one. */
+bool sg_docker_is_far(const struct sg_docker_config *c);
 /* "1000:1000", or "1000" for both: numbers above 0. */
 bool sg_docker_user_parse(const char *s, uint32_t *uid, uint32_t *gid);
 

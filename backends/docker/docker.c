@@ -87,6 +87,7 @@ void docker_unref(struct docker *d)
     login_drop(d);
     sg_egress_rules_free(d->rules);
     sg_error_clear(&d->why_not);
+    sg_buf_finish(&d->bring);
     (void)sg_close(d->run_fd);
     (void)sg_close(d->inotify);
     (void)pthread_cond_destroy(&d->changed);
@@ -236,6 +237,7 @@ static void driver_free(struct sg_driver *drv)
     struct docker *d = (struct docker *)drv;
     run_and_wait(d, retire_begin);
     run_and_wait(d, close_begin);
+    d->streams = sg_net_client_free(d->streams);
     d->engine = sg_net_client_free(d->engine);
     d->hub = sg_egress_hub_free(d->hub); /* every container has been cut off */
     run_and_wait(d, close_finish); /* after the last answers */
@@ -272,6 +274,17 @@ static int check_tls(const struct sg_docker_config *c, struct sg_error *err)
     return 0;
 }
 
+/* There is no directory that this server and the engine's host both see, as far as is known. */
+static bool is_elsewhere(const struct sg_docker_config *c)
+{
+    return strncmp(c->host, "unix://", 7) != 0 && c->host_dir == NULL;
+}
+
+bool sg_docker_is_far(const struct sg_docker_config *c)
+{
+    return c->agent == SG_DOCKER_AGENT_ENGINE || (c->agent == SG_DOCKER_AGENT_AUTO && is_elsewhere(c));
+}
+
 static int check_config(const struct sg_docker_config *c, struct sg_error *err)
 {
     if (c->image == NULL && (c->images_allowed == NULL || c->images_allowed[0] == NULL)) {
@@ -288,9 +301,13 @@ static int check_config(const struct sg_docker_config *c, struct sg_error *err)
     if (check_tls(c, err) < 0) {
         return -1;
     }
-    if (strncmp(c->host, "unix://", 7) != 0 && c->host_dir == NULL) {
+    if (sg_docker_is_far(c) && c->egress == SG_EGRESS_RESTRICTED) {
+        return sg_error_field(err, SG_INVALID_REQUEST, "docker.egress",
+                              "docker.egress restricted needs a directory that the engine's host shares with this server: docker.agent share, with agent_host_dir");
+    }
+    if (c->agent == SG_DOCKER_AGENT_SHARE && is_elsewhere(c)) {
         return sg_error_field(err, SG_INVALID_REQUEST, "docker.agent_host_dir",
-                              "an engine that is reached over the network must share a directory with this server: say where it sees %s (docker.agent_host_dir)",
+                              "docker.agent share, with an engine that is reached over the network: say where it sees %s (docker.agent_host_dir), or use engine",
                               c->dir);
     }
     return 0;
@@ -360,10 +377,12 @@ static int open_engine(struct docker *d, struct sg_error *err)
                                             .key_file = d->cfg.tls_key,
                                             .max_concurrent = ENGINE_CALLS,
                                             .max_waiting = ENGINE_WAITING};
-    if (sg_net_client_new(d->parts.net, &nc, &d->engine, err) < 0) {
+    struct sg_net_client_config lasting = nc;
+    lasting.max_concurrent = ENGINE_WAITING;
+    if (sg_net_client_new(d->parts.net, &nc, &d->engine, err) < 0 || sg_net_client_new(d->parts.net, &lasting, &d->streams, err) < 0) {
         return sg_error_wrap(err, "docker.host");
     }
-    return 0;
+    return d->far ? reach_load(d, err) : 0;
 }
 
 int sg_docker_new(const struct sg_docker_config *c, const struct sg_docker_parts *parts, struct sg_driver **ret, struct sg_error *err)
@@ -372,7 +391,7 @@ int sg_docker_new(const struct sg_docker_config *c, const struct sg_docker_parts
         return -1;
     }
     struct docker *d = sg_xcalloc(1, sizeof *d);
-    const struct sg_facts_settings settings = {.docker_egress = c->egress};
+    const struct sg_facts_settings settings = {.docker_egress = c->egress, .docker_far = sg_docker_is_far(c)};
     atomic_init(&d->refs, 1);
     d->base.ops = &docker_ops;
     (void)sg_facts_get("docker", &settings, &d->base.facts);
@@ -381,19 +400,16 @@ int sg_docker_new(const struct sg_docker_config *c, const struct sg_docker_parts
     (void)pthread_mutex_init(&d->lock, NULL);
     (void)pthread_cond_init(&d->changed, NULL);
     take_config(d, c);
+    d->far = sg_docker_is_far(c);
     sg_error_set(&d->why_not, SG_UNAVAILABLE, "the engine at %s has not answered yet", d->cfg.host);
     sg_error_reason(&d->why_not, "engine_starting");
     sg_error_retry_after(&d->why_not, 1);
     d->sweep_timer.fire = sweep_due;
     d->news.ready = docker_news;
-    if (login_load(d, err) < 0 || make_places(d, err) < 0 || open_engine(d, err) < 0 ||
-        docker_egress_start(d, c->egress_allow, err) < 0) {
-        d->engine = sg_net_client_free(d->engine);
-        docker_unref(d);
-        return -1;
-    }
+    bool fine = login_load(d, err) == 0 && make_places(d, err) == 0 && open_engine(d, err) == 0 && docker_egress_start(d, c->egress_allow, err) == 0;
     d->news.fd = d->inotify;
-    if (sg_watch_add(d->parts.reactor, &d->news, EPOLLIN, err) < 0) {
+    if (!fine || sg_watch_add(d->parts.reactor, &d->news, EPOLLIN, err) < 0) {
+        d->streams = sg_net_client_free(d->streams);
         d->engine = sg_net_client_free(d->engine);
         d->hub = sg_egress_hub_free(d->hub);
         docker_unref(d);

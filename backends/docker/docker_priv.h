@@ -10,6 +10,7 @@
 #include "backends/docker/docker.h"
 #include "backends/egress/lease.h"
 #include "backends/egress/proxy.h"
+#include "base/buf.h"
 
 #include <jansson.h>
 #include <pthread.h>
@@ -23,6 +24,7 @@
 #define LABEL_RUN "sandgate.run"
 #define LABEL_IMAGE "sandgate.image"
 #define LABEL_EGRESS "sandgate.egress"
+#define LABEL_AGENT "sandgate.agent" /* share or engine: how its agent is reached */
 
 #define NAME_LEN 96
 
@@ -38,6 +40,9 @@ struct docker {
     struct sg_egress_rules *rules;
     struct sg_egress_hub *hub; /* NULL: no container has a proxy */
     struct sg_egress_counters egress;
+    struct sg_net_client *streams; /* connections to relays, which last */
+    bool far;                      /* agents of new containers are reached through the engine */
+    struct sg_buf bring;           /* then: a tar of what they need in there */
     atomic_int refs; /* the registry's, and one per box */
 
     pthread_mutex_t lock; /* guards the next block */
@@ -81,6 +86,7 @@ struct box {
     enum box_state state;
     char run[SG_ID_MAX]; /* its directory below run_fd */
     char lease[SG_ID_MAX];
+    bool far; /* its agent is reached through the engine */
     char *image;
     char *body;              /* of the create; NULL: one that is being found */
     struct sg_limits limits; /* as they are */
@@ -150,6 +156,7 @@ struct ask {
     const char *method;
     const char *path; /* after the version */
     const char *body; /* JSON, or NULL */
+    size_t tar_len;   /* > 0: body is so many bytes of a tar, which stay where they are as long as the driver */
     int64_t ms;       /* until the answer */
     bool idempotent;
     size_t max;       /* of the answer; 0: 1 MiB */
@@ -193,6 +200,8 @@ int box_watch_dir(struct box *b, struct sg_error *err);
 void box_remove_dir(struct box *b);
 /* Connects to the agent whose socket is there: 0 and box_greeted() or box_failed() comes. */
 int box_connect(struct box *b, struct sg_error *err);
+/* Of the agent of b, however it is reached. */
+struct sg_agent_options box_agent_options(struct box *b);
 void docker_news(struct sg_watch *w, uint32_t events);
 int docker_sweep_dirs(struct docker *d);
 
@@ -232,6 +241,15 @@ int box_listen(struct box *b, struct sg_error *err);
 
 /* The agent of b is there: ends in make_done() or make_failed(). */
 void blackbox_start(struct box *b);
+
+/* ---- reach.c: agents that are reached through the engine ---- */
+
+/* Reads the agent, once. */
+int reach_load(struct docker *d, struct sg_error *err);
+/* Puts it into the container of b, which does not run yet. fn gets a reference on b. */
+void reach_bring(struct box *b, reply_fn *fn);
+/* Starts a relay in the container of b, which runs: make_ready() or make_failed() comes. */
+void reach_begin(struct box *b);
 
 /* ---- warm.c ---- */
 

@@ -106,14 +106,15 @@ static void send_it(struct asking *k, unsigned api)
 {
     sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v1.%u%s", api, k->path);
     const struct sg_net_header headers[] = {{.name = "X-Registry-Auth", .secret = k->a.login},
-                                            {.name = "Content-Type", .value = "application/json"}};
+                                            {.name = "Content-Type", .value = k->a.tar_len > 0 ? "application/x-tar" : "application/json"}};
+    const char *body = k->a.tar_len > 0 ? k->a.body : k->body;
     size_t first = k->a.login != NULL ? 0 : 1;
     struct sg_net_request q = {.method = k->method,
                                .path = path,
                                .headers = headers + first,
-                               .n_headers = (k->body != NULL ? 2U : 1U) - first,
-                               .body = k->body,
-                               .body_len = k->body != NULL ? strlen(k->body) : 0,
+                               .n_headers = (body != NULL ? 2U : 1U) - first,
+                               .body = body,
+                               .body_len = k->a.tar_len > 0 ? k->a.tar_len : body != NULL ? strlen(body) : 0,
                                .repeatable = k->a.idempotent,
                                .deadline_ms = k->deadline_ms,
                                .stall_ms = k->a.stall_ms,
@@ -193,7 +194,7 @@ void engine_ask(struct docker *d, const struct ask *a)
     k->a.cancel = a->cancel != NULL ? sg_cancel_ref(a->cancel) : NULL;
     k->method = sg_xstrdup(a->method);
     k->path = sg_xstrdup(a->path);
-    k->body = a->body != NULL ? sg_xstrdup(a->body) : NULL;
+    k->body = a->body != NULL && a->tar_len == 0 ? sg_xstrdup(a->body) : NULL;
     k->deadline_ms = sg_now_ms() + a->ms;
     if (d->closing) {
         sg_error_set(&k->err, SG_SHUTTING_DOWN, "the server is shutting down");

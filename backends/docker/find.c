@@ -39,6 +39,7 @@ static void take(struct box *b, const json_t *json)
     const char *image = json_string_value(json_object_get(labels, LABEL_IMAGE));
     const char *egress_name = json_string_value(json_object_get(labels, LABEL_EGRESS));
     enum sg_egress egress = SG_EGRESS_NONE;
+    const char *agent = json_string_value(json_object_get(labels, LABEL_AGENT));
     struct sg_error err = {0};
     char what[96];
     if (instance == NULL || !sg_streq(instance, b->d->instance) || run == NULL || !sg_id_valid("run", run)) {
@@ -49,8 +50,9 @@ static void take(struct box *b, const json_t *json)
     b->image = sg_xstrdup(image != NULL ? image : "");
     (void)(egress_name != NULL && sg_egress_parse(egress_name, &egress));
     docker_set_egress(b, egress);
+    b->far = agent != NULL && sg_streq(agent, "engine");
     if (make_take_inspect(b, json)) {
-        if (box_watch_dir(b, &err) < 0) {
+        if (!b->far && box_watch_dir(b, &err) < 0) {
             make_failed(b, &err);
         } else {
             make_await(b); /* it may have been started just before that server ended, and not listen yet */

@@ -118,7 +118,7 @@ void make_ready(struct box *b)
         return;
     }
     sg_agent_sandbox_set(&b->base, sg_steal(&b->greeting));
-    b->oom_fd = docker_oom_fd(b->pid);
+    b->oom_fd = b->far ? -1 : docker_oom_fd(b->pid);
     if (b->egress != SG_EGRESS_RESTRICTED || b->warm) {
         make_serve(b);
     } else if (box_listen(b, &err) < 0) {
@@ -193,6 +193,10 @@ void make_await(struct box *b)
     char path[SG_ID_MAX + 32];
     b->timer.fire = too_late;
     sg_timer_set(b->d->parts.reactor, &b->timer, sg_now_ms() + b->d->cfg.start_ms);
+    if (b->far) {
+        reach_begin(b);
+        return;
+    }
     (void)snprintf(path, sizeof path, "%s/%s", b->run, SG_AGENT_SOCKET_NAME);
     if (b->named || fstatat(b->d->run_fd, path, &st, AT_SYMLINK_NOFOLLOW) == 0) {
         connect_now(b);
@@ -278,6 +282,19 @@ static void start(struct box *b)
     engine_ask(b->d, &(struct ask){.method = "POST", .path = path, .ms = START_MS, .fn = started, .arg = box_ref(b)});
 }
 
+static void brought(void *arg, const struct reply *r)
+{
+    struct box *b = arg;
+    if (!given_up(b)) {
+        if (r->status == 200) {
+            start(b);
+        } else {
+            failed(b, r, "bring the agent into a container");
+        }
+    }
+    box_unref(b);
+}
+
 static void image_missing(struct box *b, const char *why)
 {
     struct sg_error err = {0};
@@ -340,7 +357,9 @@ static void made(void *arg, const struct reply *r)
     if (!given_up(b)) {
         /* Otherwise there is none: it was refused, or not even asked for. Where nobody knows it is removed. */
         b->created = r->status == 201 || (r->status == 0 && r->err->code != SG_UNAVAILABLE);
-        if (r->status == 201) {
+        if (r->status == 201 && b->far) {
+            reach_bring(b, brought);
+        } else if (r->status == 201) {
             start(b);
         } else if (r->status == 404 && b->d->cfg.pull && !b->pulled) {
             pull(b);
@@ -387,7 +406,7 @@ void make_cold(struct box *b)
     if (given_up(b)) {
         return;
     }
-    if (box_make_dir(b, &err) < 0 || box_watch_dir(b, &err) < 0) {
+    if (!b->far && (box_make_dir(b, &err) < 0 || box_watch_dir(b, &err) < 0)) {
         make_failed(b, &err);
     } else {
         make(b);

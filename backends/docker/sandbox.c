@@ -38,6 +38,10 @@ int docker_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const st
     if (a == NULL) {
         return -1;
     }
+    if (b->far && spec->tty.rows > 0) { /* adopted by a server that could give others one */
+        sg_agent_unref(a);
+        return sg_error_field(err, SG_NOT_SUPPORTED, "tty", "a container that is reached through its engine alone has no terminals");
+    }
     struct tree *t = sg_xcalloc(1, sizeof *t);
     t->b = box_ref(b);
     t->oom_before = sg_oom_kills(b->oom_fd);
@@ -99,8 +103,8 @@ json_t *docker_metadata(struct sg_sandbox *sb)
 {
     const struct box *b = (const struct box *)sb;
     const struct sg_limits *l = &b->limits;
-    json_t *v = json_pack("{s:s, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s}}", "isolation", "container", "container", sb->id, "image", b->image,
-                          "agent_isolation", "uid", "tree_kill", "helper", "limits_enforced", "memory", means(l->memory_bytes, "engine"), "pids",
+    json_t *v = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s}}", "isolation", "container", "container", sb->id, "image", b->image,
+                          "agent_isolation", "uid", "agent_path", b->far ? "engine" : "share", "tree_kill", "helper", "limits_enforced", "memory", means(l->memory_bytes, "engine"), "pids",
                           means(l->pids, "engine"), "cpu", means(l->cpu_milli, "engine"), "disk", "tmpfs");
     if (v != NULL) {
         (void)json_object_set_new(v, "limits",

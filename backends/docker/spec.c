@@ -102,6 +102,10 @@ int docker_check(struct sg_driver *drv, const struct sg_sandbox_spec *spec, stru
     if (sg_egress_check(spec, c->egress, d->rules, "containers here (docker.egress)", err) < 0) {
         return -1;
     }
+    if (d->far && sg_egress_of(spec, c->egress) == SG_EGRESS_RESTRICTED) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "network_egress_class",
+                              "restricted needs a directory that the engine's host shares with this server (docker.agent): open, or none");
+    }
     return check_limits(c, &spec->limits, err);
 }
 
@@ -120,6 +124,7 @@ void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox
     const struct sg_limits *l = spec != NULL ? &spec->limits : &none;
     const char *image = spec != NULL && spec->image != NULL ? spec->image : c->image;
     b->image = sg_xstrdup(image);
+    b->far = d->far;
     docker_set_egress(b, sg_egress_of(spec, c->egress));
     b->limits.memory_bytes = l->memory_bytes > 0 ? l->memory_bytes : c->memory_max;
     b->limits.pids = l->pids > 0 ? l->pids : c->pids_max;
@@ -147,6 +152,9 @@ static json_t *writable(const struct box *b)
 static json_t *mounts(const struct docker *d, const struct box *b)
 {
     const char *dir = d->cfg.host_dir;
+    if (b->far) { /* an anonymous volume, which goes with the container */
+        return json_pack("[{s:s, s:s}]", "Type", "volume", "Target", "/.sandgate");
+    }
     sg_cleanup(sg_free_p) char *agent = sg_xasprintf("%s/sandgate-agent", dir);
     sg_cleanup(sg_free_p) char *run = sg_xasprintf("%s/run/%s", dir, b->run);
     return json_pack("[{s:s, s:s, s:s, s:b}, {s:s, s:s, s:s}]", "Type", "bind", "Source", agent, "Target", "/.sandgate/agent", "ReadOnly", 1,
@@ -204,9 +212,10 @@ char *docker_body(const struct docker *d, const struct box *b)
     (void)snprintf(gid, sizeof gid, "%u", d->cfg.gid);
     (void)snprintf(grace, sizeof grace, "%lld", (long long)d->cfg.orphan_grace_ms);
     sg_cleanup(sg_json_p) json_t *v = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:[s,s,s,s,s,s,s,s,s], s:[], s:b, s:b, s:{s:[s]}, s:{s:s, s:s, s:s, s:s, s:s}, s:o}", "Image", b->image, "User", "0:0",
-        "WorkingDir", "/", "Hostname", "sandbox", "StopSignal", "SIGKILL", "Entrypoint", "/.sandgate/agent", "listen", "/.sandgate/run", uid, gid, grace,
+        "{s:s, s:s, s:s, s:s, s:s, s:[s,s,s,s,s,s,s,s,s], s:[], s:b, s:b, s:{s:[s]}, s:{s:s, s:s, s:s, s:s, s:s, s:s}, s:o}", "Image", b->image, "User", "0:0",
+        "WorkingDir", "/", "Hostname", "sandbox", "StopSignal", "SIGKILL", "Entrypoint", "/.sandgate/agent", b->far ? "listen-relay" : "listen", "/.sandgate/run", uid, gid, grace,
         "/workspace", "/home/sandbox", "/tmp", "Cmd", "Tty", 0, "OpenStdin", 0, "Healthcheck", "Test", "NONE", "Labels", LABEL_INSTANCE,
-        d->instance, LABEL_LEASE, b->lease, LABEL_RUN, b->run, LABEL_IMAGE, b->image, LABEL_EGRESS, sg_egress_name(b->egress), "HostConfig", host_config(d, b));
+        d->instance, LABEL_LEASE, b->lease, LABEL_RUN, b->run, LABEL_IMAGE, b->image, LABEL_EGRESS, sg_egress_name(b->egress), LABEL_AGENT,
+        b->far ? "engine" : "share", "HostConfig", host_config(d, b));
     return v != NULL ? sg_json_dump(v, NULL) : NULL;
 }

@@ -26,6 +26,7 @@ static const char *const egresses[] = {[SG_EGRESS_NONE] = "none", [SG_EGRESS_LOO
                                        [SG_EGRESS_RESTRICTED] = "restricted", [SG_EGRESS_OPEN] = "open", NULL};
 static const char *const disks[] = {[SG_DISK_TMPFS] = "tmpfs", [SG_DISK_DIR] = "dir", NULL};
 static const char *const archives[] = {"home", "work", "runtime", "tmp", NULL};
+static const char *const docker_agents[] = {[SG_DOCKER_AGENT_AUTO] = "auto", [SG_DOCKER_AGENT_SHARE] = "share", [SG_DOCKER_AGENT_ENGINE] = "engine", NULL};
 static const char *const levels[] = {[SG_LOG_DEBUG] = "debug", [SG_LOG_INFO] = "info", [SG_LOG_WARN] = "warn",
                                      [SG_LOG_ERROR] = "error", NULL};
 static const char *const capabilities[] = {"file_rw", "exec", "network", "gpu", "snapshot", "persistent_volumes",
@@ -244,6 +245,9 @@ static const struct conf_key top_keys[] = {
     {.section = "docker", .name = "pull", .type = CONF_BOOL, TOP(docker.pull), .def = "true", .help = "pull an image that the engine lacks"},
     {.section = "docker", .name = "pull_timeout", .type = CONF_DURATION, TOP(docker.pull_timeout_ms), .def = "10m", RANGE(SECOND, DAY),
      .help = "how long that may take"},
+    {.section = "docker", .name = "agent", .type = CONF_ENUM, TOP(docker.agent), .def = "auto", .choices = docker_agents,
+     .help = "how agents are reached: share, through a directory that the engine's host sees, too; engine, through the engine alone (without terminals); "
+             "auto: share for unix:// or with agent_host_dir"},
     {.section = "docker", .name = "agent_host_dir", .type = CONF_STRING, TOP(docker.agent_host_dir), PATH,
      .help = "where the engine's host sees `docker` in the state directory, if not there: for a server that is in a container itself"},
     {.section = "docker", .name = "user", .type = CONF_STRING, TOP(docker.user), .def = "1000:1000",

@@ -466,7 +466,7 @@ def test_warm_containers(engine):
 # ---- configuration ----
 
 @pytest.mark.parametrize("docker,word", [({"egress": "restricted"}, "docker.egress: restricted needs egress_allow"), ({"egress_allow": ["x"]}, "docker.egress_allow"), ({"user": "0:0"}, "docker.user"), ({"image": None}, "docker.image"),
-                                         ({"host": "tcp://127.0.0.1:1"}, "agent_host_dir"), ({"host": "nonsense"}, "docker.host")])
+                                         ({"host": "tcp://127.0.0.1:1", "agent": "share"}, "agent_host_dir"), ({"host": "nonsense"}, "docker.host")])
 def test_settings_that_cannot_be(docker, word):
     config = {k: v for k, v in {"host": "unix:///x", "image": "a:b", **docker}.items() if v is not None}
     s = Server({"backends": {"enabled": ["docker"]}, "docker": config})

@@ -77,13 +77,22 @@ def on_busybox():
 
 
 @contextlib.contextmanager
-def in_containers(kind=engine.Engine, image=engine.IMAGE):
-    with engine.engine(kind=kind) as e, serving("docker", docker={"host": e.host, "image": image, "images_allowed": [], "pull": False}) as s:
+def in_containers(kind=engine.Engine, image=engine.IMAGE, **more):
+    with engine.engine(kind=kind) as e, serving("docker", docker={"host": e.host, "image": image, "images_allowed": [], "pull": False, **more}) as s:
         yield s
 
 
 def in_podman():
     return in_containers(engine.Podman, engine.Podman.image)
+
+
+def by_engine_calls(**more):
+    """No directory is shared with the engine: its own calls lead to the agents."""
+    return in_containers(agent="engine", **more)
+
+
+def by_podmans_calls():
+    return by_engine_calls(kind=engine.Podman, image=engine.Podman.image)
 
 
 @contextlib.contextmanager
@@ -105,6 +114,8 @@ TABLE = [
     Backend("worktree", "worktree", lambda: serving("worktree"), BASICS | {"network"}, isolated=False, limits=False),
     Backend("docker", "docker", in_containers, LOCAL, tty=True, images=True, outlives=True, missing=engine.why_not),
     Backend("podman", "docker", in_podman, LOCAL, tty=True, images=True, outlives=True, missing=engine.why_no_podman),
+    Backend("docker_engine", "docker", by_engine_calls, LOCAL, images=True, outlives=True, missing=engine.why_not),
+    Backend("podman_engine", "docker", by_podmans_calls, LOCAL, images=True, outlives=True, missing=engine.why_no_podman),
     Backend("e2b", "e2b", e2b, BASICS | {"network", "snapshot", "public_url"}, links=False, repo=False, endpoints=False, elsewhere=True, limits=False, images=True,
             here=False, outlives=True),
     Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False, here=False),

@@ -57,7 +57,7 @@ def test_a_server_that_is_killed(arguments, backend):
         box = Box(s, box.lease)
         l = wait_until(lambda: (lambda l: l if l["state"] != "creating" else None)(box.client.get(box.url).json()))
         assert l["state"] == ("ready" if backend.outlives else "lost") and (l["state"] == "ready" or l["reason"]), l
-        r = box.client.get(f"{box.url}/exec/{eid}")
+        r = wait_until(lambda: (lambda r: r if r.status != 503 else None)(box.client.get(f"{box.url}/exec/{eid}")), what="the sandbox found again")
         assert r.status in (404, 410) or r.json()["state"] in ("lost", "killed", "running"), r
         if backend.outlives:
             assert box.read("f").body == b"kept" and box.out("echo usable; cat f") == "usable\nkept"

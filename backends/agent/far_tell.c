@@ -1,0 +1,120 @@
+/* What the relay says, for the client; all of it is hostile. */
+#include "backends/agent/far_priv.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void tell(struct far *f, const void *data, size_t len, int fd)
+{
+    (void)sg_agent_post(&f->client, data, len, &fd, fd >= 0 ? 1 : 0); /* a client that is gone is heard of where it is read */
+}
+
+void far_done(struct far *f, struct sg_agent_msg *m, int fd)
+{
+    unsigned char data[SG_AGENT_REQUEST_MAX];
+    m->nfds = fd >= 0 ? 1 : 0;
+    tell(f, data, sg_agent_encode(m, data, sizeof data), fd);
+}
+
+void far_refuse(struct far *f, const struct sg_agent_msg *asked, int error)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = asked->id};
+    m.u.done.error = (uint32_t)error;
+    m.u.done.text = "";
+    far_done(f, &m, -1);
+}
+
+void far_received(void *arg, struct sg_mux_channel *c, int error)
+{
+    struct far *f = arg;
+    struct far_call *k = sg_mux_owner(c);
+    if (k == NULL || (k->kind != CALL_READ && k->kind != CALL_LIST))
+        return;
+    k->complete = true;
+    k->error = error;
+    if (k->kind == CALL_READ)
+        k->fd = sg_mux_take(f->mux, c);
+    sg_mux_set_owner(c, NULL);
+}
+
+/* What has come, for reading alone; -1. */
+static int reopen(int fd)
+{
+    char self[32];
+    (void)snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    return open(self, O_RDONLY | O_CLOEXEC);
+}
+
+/* The content is what has come, whatever the answer says of it. */
+static int file_for(struct far *f, struct far_call *k, struct sg_agent_msg *m)
+{
+    struct stat st;
+    int fd = k->error == 0 ? reopen(k->fd) : -1;
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        (void)sg_close(fd);
+        far_refuse(f, m, EIO);
+        return 0;
+    }
+    m->u.done.stat.size = (uint64_t)st.st_size;
+    far_done(f, m, fd);
+    return 0;
+}
+
+/* -1: it is not what was asked for. */
+static int answered(struct far *f, struct far_call *k, struct sg_agent_msg *m, const void *data, size_t len)
+{
+    bool good = m->u.done.error == 0;
+    if (m->nfds != (good && k->kind != CALL_LIST ? 1U : 0U))
+        return -1;
+    if (!good || k->kind == CALL_LIST) {
+        tell(f, data, len, -1);
+        return good && !k->complete ? -1 : 0;
+    }
+    if (k->kind == CALL_SOCKET) {
+        tell(f, data, len, sg_steal_fd(&k->fd));
+        return 0;
+    }
+    if (k->kind == CALL_READ)
+        return k->complete && (m->u.done.flags & SG_AGENT_DONE_STAT) != 0 ? file_for(f, k, m) : -1;
+    if ((m->u.done.flags & SG_AGENT_DONE_NAMED) != 0)
+        return -1;
+    int fd = far_spool(f);
+    if (fd < 0)
+        far_refuse(f, m, errno);
+    else
+        tell(f, data, len, fd);
+    return 0;
+}
+
+int far_packet(void *arg, const uint32_t *names, unsigned n, const void *data, size_t len)
+{
+    struct far *f = arg;
+    struct sg_agent_msg m;
+    uint16_t nfds = 0;
+    (void)names;
+    (void)n;
+    if (len >= SG_AGENT_HEADER)
+        memcpy(&nfds, (const char *)data + 2, sizeof nfds);
+    if (sg_agent_decode(data, len, nfds, SG_AGENT_FROM_AGENT, &m) < 0)
+        return -1;
+    struct far_call *k = m.type == SG_AGENT_DONE ? far_call_find(f, m.id) : NULL;
+    if (k != NULL) {
+        int rc = answered(f, k, &m, data, len);
+        far_call_free(f, k);
+        return rc;
+    }
+    if (nfds != 0)
+        return -1;
+    tell(f, data, len, -1);
+    return 0;
+}
+
+int far_oom(void *arg, uint64_t id)
+{
+    struct far *f = arg;
+    f->agent->oom_id = id;
+    return 0;
+}
