@@ -1,7 +1,9 @@
 #include "backends/cloud/origin.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "backends/cloud/scrub.h"
 #include "base/clock.h"
@@ -41,6 +43,14 @@ struct call {
 
 /* ---- the origin ---- */
 
+/* What cannot be read now would fail every call. */
+static int check_file(const char *path, struct sg_error *err)
+{
+    if (!path || access(path, R_OK) == 0)
+        return 0;
+    return sg_error_sys(err, SG_INVALID_REQUEST, errno, "cannot read %s", path);
+}
+
 int sg_origin_new(const struct sg_origin_config *c, struct sg_origin **ret, struct sg_error *err)
 {
     struct sg_origin *o = sg_xcalloc(1, sizeof *o);
@@ -50,7 +60,7 @@ int sg_origin_new(const struct sg_origin_config *c, struct sg_origin **ret, stru
     o->alarms = c->alarms;
     o->key = c->key;
     pthread_mutex_init(&o->lock, NULL);
-    if (sg_net_client_new(c->net, &c->client, &o->client, err) < 0) {
+    if (check_file(c->client.ca_file, err) < 0 || sg_net_client_new(c->net, &c->client, &o->client, err) < 0) {
         sg_origin_free(o);
         return -1;
     }

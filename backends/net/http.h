@@ -46,7 +46,7 @@ struct sg_net_client_config {
     int receive_buffer;      /* bytes that the system may hold of what nobody reads, per connection; 0: as it likes */
 };
 
-/* SG_INVALID_REQUEST for a base or proxy that is none, or a file that cannot be read. The net outlives the client. */
+/* SG_INVALID_REQUEST for a base or proxy that is none. The net outlives the client. */
 int sg_net_client_new(struct sg_net *n, const struct sg_net_client_config *c, struct sg_net_client **ret, struct sg_error *err);
 /* Ends all calls with SG_SHUTTING_DOWN and waits until their callbacks have returned; no call may be started meanwhile but from
  * those (they are refused). Blocks for these only; not on the net thread. NULL-safe, returns NULL. */

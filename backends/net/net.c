@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <limits.h>
-#include <unistd.h>
 #include <utlist.h>
 
 #include "base/clock.h"
@@ -465,15 +464,6 @@ static int take_proxy(struct sg_net_client *c, const struct sg_secret *proxy, st
     return 0;
 }
 
-/* What cannot be read now would fail every call. */
-static int check_file(const char *path, struct sg_error *err)
-{
-    if (path == NULL || access(path, R_OK) == 0) {
-        return 0;
-    }
-    return sg_error_set(err, SG_INVALID_REQUEST, "%s cannot be read: %s", path, strerror(errno));
-}
-
 static char *copy(const char *s)
 {
     return s != NULL ? sg_xstrdup(s) : NULL;
@@ -495,8 +485,7 @@ static void client_drop(struct sg_net_client *c)
 int sg_net_client_new(struct sg_net *n, const struct sg_net_client_config *cfg, struct sg_net_client **ret, struct sg_error *err)
 {
     struct sg_net_client *c = sg_xcalloc(1, sizeof *c);
-    if (take_base(c, cfg->base, err) < 0 || take_proxy(c, cfg->proxy, err) < 0 || check_file(cfg->ca_file, err) < 0 ||
-        check_file(cfg->cert_file, err) < 0 || check_file(cfg->key_file, err) < 0) {
+    if (take_base(c, cfg->base, err) < 0 || take_proxy(c, cfg->proxy, err) < 0) {
         client_drop(c);
         return -1;
     }
