@@ -1,5 +1,5 @@
-/* What a blackbox runs: the command that its lease names, or its image's own. It is started before anybody has the container, and is what a
- * command has left in the background: it outlives the server as the container does. */
+/* What a blackbox runs whose lease names no command: its image's own. It is started before anybody has the container, and is what a command
+ * has left in the background: it outlives the server as the container does. */
 #include "backends/docker/docker_priv.h"
 
 #include <stdio.h>
@@ -116,11 +116,6 @@ static void image_seen(void *arg, const struct reply *r)
 
 void blackbox_start(struct box *b)
 {
-    if (b->command != NULL) {
-        const char *const argv[] = {"/bin/sh", "-c", IN_THE_BACKGROUND, "service", "/bin/sh", "-c", b->command, NULL};
-        run(b, argv);
-        return;
-    }
     sg_cleanup(sg_free_p) char *name = sg_net_escape(b->image);
     sg_cleanup(sg_free_p) char *path = sg_xasprintf("/images/%s/json", name);
     engine_ask(b->d, &(struct ask){.method = "GET", .path = path, .ms = LOOK_MS, .idempotent = true, .fn = image_seen, .arg = box_ref(b)});

@@ -48,7 +48,6 @@ void docker_sandbox_free(struct sg_sandbox *sb)
     sg_agent_sandbox_finish(&b->base);
     sg_env_finish(&b->env);
     sg_env_finish(&b->service_env);
-    free(b->command);
     free(b->cwd);
     sg_error_clear(&b->why);
     sg_cancel_unref(b->cancel);

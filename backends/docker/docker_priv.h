@@ -109,9 +109,8 @@ struct box {
     struct sg_timer timer;
     struct sg_error why; /* of a failure, until what there was of it is removed */
 
-    /* of a blackbox */
+    /* of a blackbox whose image brings its service */
     bool blackbox;
-    char *command;              /* of the lease; NULL: the image's */
     char *cwd;                  /* of that; NULL: /workspace */
     struct sg_env service_env;  /* of the lease */
     struct sg_exec *service;    /* what starts it, while it does */

@@ -448,8 +448,7 @@ int docker_create(struct sg_driver *drv, const struct sg_sandbox_spec *spec, str
     docker_apply(d, b, spec);
     b->body = docker_body(d, b);
     b->done = *done;
-    b->blackbox = spec->mode == SG_MODE_BLACKBOX;
-    b->command = spec->service_command != NULL ? sg_xstrdup(spec->service_command) : NULL;
+    b->blackbox = spec->mode == SG_MODE_BLACKBOX && spec->brings_service;
     b->cancel = cancel != NULL ? sg_cancel_ref(cancel) : NULL;
     b->cancel_task.run = cancel_run;
     b->begin_task.run = begin;

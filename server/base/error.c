@@ -61,6 +61,7 @@ static const struct {
     [SG_TIMEOUT_ABOVE_MAXIMUM] = {"timeout_above_maximum", 422, "The timeout is above the maximum"},
     [SG_CWD_NOT_FOUND] = {"cwd_not_found", 422, "The working directory does not exist"},
     [SG_MANIFEST_FAILED] = {"manifest_failed", 422, "The manifest could not be applied"},
+    [SG_SANDBOX_CMD_FAILED] = {"sandbox_cmd_failed", 422, "A command of env_args.sandbox_cmd failed"},
     [SG_REPO_NOT_FOUND] = {"repo_not_found", 422, "No such repository"},
     [SG_REF_NOT_FOUND] = {"ref_not_found", 422, "The repository has no such ref"},
     [SG_PATH_REFUSED] = {"path_refused", 403, "The path cannot be used"},

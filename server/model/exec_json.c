@@ -324,3 +324,18 @@ json_t *sg_exec_exit_json(const struct sg_exec_result *r)
     bad |= add_exit(o, r);
     return or_null(o, bad);
 }
+
+json_t *sg_exec_step_json(const struct sg_exec_result *r, bool ended)
+{
+    json_t *o = json_object();
+    int bad = json_object_set_new(o, "cmd", sg_json_ref(r->command));
+
+    bad |= json_object_set_new(o, "running", json_boolean(!ended));
+    bad |= json_object_set_new(o, "returncode", !ended || r->exit.signal ? json_null() : json_integer(r->exit.returncode));
+    bad |= json_object_set_new(o, "signal", string_or_null(r->exit.signal ? sg_signal_name(r->exit.signal) : NULL));
+    bad |= json_object_set_new(o, "timed_out", json_boolean(r->exit.killed_by == SG_KILLED_TIMEOUT));
+    bad |= add_output(o, "stdout", &r->out);
+    bad |= add_output(o, "stderr", &r->err);
+    bad |= json_object_del(o, "stdout_bytes_total") | json_object_del(o, "stderr_bytes_total");
+    return or_null(o, bad);
+}

@@ -53,6 +53,8 @@ bool sg_exec_output_is_text(const struct sg_exec_output *s, size_t *ret_len);
 json_t *sg_exec_result_json(const struct sg_exec_result *r);
 /* The same without the output itself: what the last event of a stream says. */
 json_t *sg_exec_exit_json(const struct sg_exec_result *r);
+/* One step of a larger work: command, output without its totals, and how it ended; ended false: it runs, and how it will end is null. */
+json_t *sg_exec_step_json(const struct sg_exec_result *r, bool ended);
 
 /* The `rows` and `cols` of a terminal: 0 or -1 (SG_INVALID_REQUEST below 1, SG_LIMIT_EXCEEDED above SG_TTY_SIZE_MAX). Those that are absent
  * keep what *size has; with all_given they must be there. path: the prefix of field names. */

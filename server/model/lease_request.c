@@ -9,6 +9,7 @@
 /* Seconds far beyond any maximum a server can have: larger numbers mean "above the maximum" all the same. */
 #define TIMEOUT_CEILING_MS INT64_C(4000000000000)
 #define METADATA_BYTES_MAX (64U * 1024U)
+#define COMMAND_BYTES_MAX (128U * 1024U) /* the kernel refuses a single argument above */
 
 /* An optional string of 1 to max bytes without control characters, duplicated. */
 static int take_text(struct sg_json_reader *r, const char *key, size_t max, char **ret, struct sg_error *err)
@@ -20,10 +21,12 @@ static int take_text(struct sg_json_reader *r, const char *key, size_t max, char
         return has;
     size_t n = strlen(s);
     bool clean = n > 0 && n <= max;
+    char field[64];
     for (size_t i = 0; clean && i < n; i++)
         clean = (unsigned char)s[i] >= 0x20 && s[i] != 0x7f;
+    sg_json_path(r->path, key, field, sizeof field);
     if (!clean)
-        return sg_error_field(err, SG_INVALID_REQUEST, key, "must be 1 to %zu bytes without control characters", max);
+        return sg_error_field(err, SG_INVALID_REQUEST, field, "must be 1 to %zu bytes without control characters", max);
     *ret = sg_xstrdup(s);
     return 1;
 }
@@ -186,11 +189,58 @@ static int parse_acquire_timeout(struct sg_json_reader *r, struct sg_lease_reque
     return sg_json_seconds_ms(r, "acquire_timeout", TIMEOUT_CEILING_MS, &q->acquire_timeout_ms, err);
 }
 
-static int check_env_args(const struct sg_lease_request *q, struct sg_error *err)
+static int take_command(struct sg_lease_request *q, const json_t *v, const char *field, struct sg_error *err)
 {
-    const json_t *v = json_object_get(q->env_args, "sandbox_cmd");
+    size_t n = json_string_length(v);
 
-    return !v || json_is_string(v) ? 0 : sg_error_field(err, SG_INVALID_REQUEST, "env_args.sandbox_cmd", "must be a text, which a shell runs");
+    if (!json_is_string(v))
+        return sg_error_field(err, SG_INVALID_REQUEST, field, "must be text, which a shell runs");
+    if (n == 0 || n >= COMMAND_BYTES_MAX)
+        return sg_error_field(err, SG_INVALID_REQUEST, field, "must be 1 to %u bytes", COMMAND_BYTES_MAX - 1);
+    q->commands[q->n_commands++] = json_string_value(v);
+    return 0;
+}
+
+static int take_commands(struct sg_json_reader *r, struct sg_lease_request *q, struct sg_error *err)
+{
+    static const char name[] = "env_args.sandbox_cmd";
+    json_t *v;
+    char field[64];
+
+    if (!sg_json_any(r, "sandbox_cmd", &v))
+        return 0;
+    if (json_is_string(v))
+        return take_command(q, v, name, err);
+    if (!json_is_array(v))
+        return sg_error_field(err, SG_INVALID_REQUEST, name, "must be text, which a shell runs, or a list of such");
+    if (json_array_size(v) > SG_LEASE_COMMANDS_MAX)
+        return sg_error_field(err, SG_INVALID_REQUEST, name, "has more than %u entries", SG_LEASE_COMMANDS_MAX);
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        snprintf(field, sizeof field, "%s[%zu]", name, i);
+        if (take_command(q, json_array_get(v, i), field, err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* What is not known there is for others to read. */
+static int parse_env_args(struct sg_json_reader *top, struct sg_lease_request *q, struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *image = NULL;
+    struct sg_json_reader r;
+    int has = take_object(top, "env_args", &q->env_args, err);
+
+    if (has <= 0)
+        return has;
+    if (sg_json_begin(&r, q->env_args, "env_args", err) < 0 || take_text(&r, "sandbox_image", 512, &image, err) < 0 ||
+        take_commands(&r, q, err) < 0 ||
+        sg_json_seconds_ms(&r, "sandbox_cmd_timeout", TIMEOUT_CEILING_MS, &q->commands_timeout_ms, err) < 0)
+        return -1;
+    if (image && q->image && !sg_streq(image, q->image))
+        return sg_error_field(err, SG_INVALID_REQUEST, "env_args.sandbox_image", "is another than image: give one of them");
+    if (!q->image)
+        q->image = sg_steal(&image);
+    return 0;
 }
 
 static int parse_members(struct sg_json_reader *r, struct sg_lease_request *q, struct sg_error *err)
@@ -200,7 +250,7 @@ static int parse_members(struct sg_json_reader *r, struct sg_lease_request *q, s
     if (take_text(r, "trajectory_id", 256, &q->trajectory_id, err) < 0 || take_text(r, "pool", 64, &q->pool, err) < 0 ||
         take_text(r, "local_pool", 64, &q->local_pool, err) < 0 || take_text(r, "image", 512, &q->image, err) < 0 ||
         take_text(r, "env_type", 64, &q->env_type, err) < 0 || take_object(r, "overrides", &q->overrides, err) < 0 ||
-        take_object(r, "policy", &q->policy, err) < 0 || take_object(r, "env_args", &q->env_args, err) < 0 || check_env_args(q, err) < 0)
+        take_object(r, "policy", &q->policy, err) < 0 || parse_env_args(r, q, err) < 0)
         return -1;
     if (parse_manifest(r, q, err) < 0 || parse_services(r, q, err) < 0 || parse_mode(r, q, err) < 0 ||
         parse_limits(r, q, err) < 0 || parse_egress(r, q, err) < 0 || parse_acquire_timeout(r, q, err) < 0)

@@ -7,6 +7,7 @@
 #include "model/sandbox.h"
 
 #define SG_LEASE_SERVICES_MAX 16U
+#define SG_LEASE_COMMANDS_MAX 32U
 
 /* Owns everything it points to. Members that were not given are NULL, 0 or false. */
 struct sg_lease_request {
@@ -16,9 +17,12 @@ struct sg_lease_request {
     json_t *policy;   /* parsed by the selection module */
     struct sg_manifest manifest;
     char *local_pool;
-    char *image;
+    char *image; /* or env_args.sandbox_image, which says the same when both are there */
     char *env_type;
     json_t *env_args;
+    const char *commands[SG_LEASE_COMMANDS_MAX]; /* env_args.sandbox_cmd: shell texts, which env_args owns */
+    size_t n_commands;
+    int64_t commands_timeout_ms; /* env_args.sandbox_cmd_timeout, of all of them together; 0: not given */
     json_t *metadata; /* as given, paddock_mode checked */
     bool mode_given;
     enum sg_mode mode; /* resolved: blackbox if a service is called so, else whitebox */

@@ -68,7 +68,8 @@ struct sg_sandbox_spec {
     size_t n_services;
     const char *image; /* or NULL */
     const char *snapshot_ref; /* what the sandbox is made of: the driver's own name of a snapshot that its provider holds; NULL: no such */
-    const char *service_command; /* env_args.sandbox_cmd: what a blackbox runs, shell text; NULL: the sandbox's own */
+    bool brings_service; /* a blackbox runs what its image or template says by itself; else its service is started inside of it */
+    int64_t setup_ms;    /* how long what is run inside may take before the lease is ready, on top of timeout_ms */
     const char *root;  /* where its commands start, absolute; NULL: /workspace */
     /* The repository in its root: for drivers that have it made themselves (facts.checks_out). NULL: none was asked for. */
     const char *repo_name;

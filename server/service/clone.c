@@ -1,37 +1,20 @@
 #include "service/clone.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
-
-#include "base/hold.h"
-#include "service/run.h"
+#include "service/errand.h"
 
 #define SAID_MAX ((size_t)4096)
 #define TELL_MAX 400 /* bytes of it in the error */
 
 /* Nothing asks for a password, no transport runs a program, and what was cut off is noticed. */
 static const char script[] =
+    "GIT_TERMINAL_PROMPT=0; export GIT_TERMINAL_PROMPT; "
     "git -c protocol.allow=never -c protocol.https.allow=always -c protocol.http.allow=always "
     "clone --quiet --no-checkout -- \"$1\" \"$2\" && "
     "git -C \"$2\" -c advice.detachedHead=false checkout --quiet ${3:+\"$3\"} --";
 
 struct clone {
-    _Atomic int refs; /* the run's, the hook's, the start's */
     struct sg_clone_args a;
-    struct sg_cancel_hook hook;
-    pthread_mutex_t lock; /* guards what follows */
-    struct sg_run *run;   /* once it is known here, which may be after its end */
-    bool cancelled;
 };
-
-static void clone_unref(struct clone *c)
-{
-    if (--c->refs > 0)
-        return;
-    sg_run_unref(c->run);
-    pthread_mutex_destroy(&c->lock);
-    free(c);
-}
 
 /* The last line of it that says something, without its end. */
 static void say(const struct sg_exec_output *said, struct sg_error *err)
@@ -57,97 +40,36 @@ static void clone_timed_out(const struct clone *c, struct sg_error *err)
     sg_error_reason(err, "clone_timed_out");
 }
 
-static void ended(void *arg, struct sg_run *run, const struct sg_error *err)
+static void ended(void *arg, const struct sg_exec_result *r, const struct sg_error *err)
 {
     struct clone *c = arg;
-    struct sg_exec_result r;
     struct sg_error own = {0};
 
-    if (sg_cancel_unhook(c->a.cancel, &c->hook))
-        clone_unref(c);
-    if (err) {
-        c->a.done(c->a.arg, err);
-    } else {
-        sg_run_outcome(run, &r);
-        if (sg_cancel_fired(c->a.cancel) != SG_CANCEL_NONE)
-            sg_error_set(&own, SG_CANCELLED, "the lease was ended while its repository was cloned");
-        else if (r.exit.killed_by == SG_KILLED_TIMEOUT)
-            clone_timed_out(c, &own);
-        else if (r.exit.signal != 0 || r.exit.returncode != 0)
-            say(&r.err, &own);
-        sg_hold_unref(r.keep);
-        c->a.done(c->a.arg, own.code != SG_OK ? &own : NULL);
-        sg_error_clear(&own);
-    }
-    clone_unref(c);
-}
-
-static void cancelled(struct sg_cancel_hook *h, enum sg_cancel_reason why SG_UNUSED)
-{
-    struct clone *c = sg_container_of(h, struct clone, hook);
-
-    pthread_mutex_lock(&c->lock);
-    c->cancelled = true;
-    struct sg_run *run = c->run ? sg_run_ref(c->run) : NULL;
-    pthread_mutex_unlock(&c->lock);
-    if (run)
-        sg_run_kill(run, SG_KILLED_LEASE_END);
-    sg_run_unref(run);
-    clone_unref(c);
-}
-
-static int start(struct clone *c, struct sg_run **run, struct sg_error *err)
-{
-    struct sg_env env = {0};
-    const char *argv[] = {"/bin/sh", "-c", script, "clone", c->a.url, c->a.root, c->a.ref ? c->a.ref : "",
-                          NULL};
-    int rc = sg_env_base(&env, err) < 0 || sg_env_merge(&env, c->a.sb->env, err) < 0 ||
-                     sg_env_merge(&env, c->a.env, err) < 0 ||
-                     sg_env_set(&env, "GIT_TERMINAL_PROMPT", "0", err) < 0
-                 ? -1
-                 : 0;
-
-    if (rc == 0) {
-        struct sg_run_args args = {.memory = c->a.memory,
-                                   .sb = c->a.sb,
-                                   .spec = {.argv = argv,
-                                            .cwd = "/",
-                                            .env = &env,
-                                            .timeout_ms = c->a.timeout_ms,
-                                            .pipe_bytes = SAID_MAX},
-                                   .max_output_bytes = SAID_MAX,
-                                   .done = ended,
-                                   .arg = c};
-        rc = sg_run_start(&args, run, err);
-    }
-    sg_env_finish(&env);
-    return rc;
+    if (!r)
+        sg_error_copy(&own, err);
+    else if (r->exit.killed_by == SG_KILLED_TIMEOUT)
+        clone_timed_out(c, &own);
+    else if (r->exit.signal != 0 || r->exit.returncode != 0)
+        say(&r->err, &own);
+    c->a.done(c->a.arg, own.code != SG_OK ? &own : NULL);
+    sg_error_clear(&own);
+    free(c);
 }
 
 void sg_clone(const struct sg_clone_args *args)
 {
     struct clone *c = sg_xcalloc(1, sizeof *c);
-    struct sg_error err = {0};
-    struct sg_run *run = NULL;
+    const char *const argv[] = {"/bin/sh", "-c", script, "clone", args->url, args->root, args->ref ? args->ref : "", NULL};
 
     c->a = *args;
-    c->refs = 3;
-    c->hook.fired = cancelled;
-    pthread_mutex_init(&c->lock, NULL);
-    sg_cancel_hook(args->cancel, &c->hook);
-    if (start(c, &run, &err) < 0) {
-        if (sg_cancel_unhook(args->cancel, &c->hook))
-            clone_unref(c);
-        c->a.done(c->a.arg, &err);
-        sg_error_clear(&err);
-        clone_unref(c); /* the run's */
-    } else {
-        pthread_mutex_lock(&c->lock);
-        c->run = run;
-        bool kill = c->cancelled;
-        pthread_mutex_unlock(&c->lock);
-        if (kill)
-            sg_run_kill(run, SG_KILLED_LEASE_END);
-    }
-    clone_unref(c);
+    sg_errand_unref(sg_errand_start(&(struct sg_errand_args){.sb = args->sb,
+                                                             .argv = argv,
+                                                             .cwd = "/",
+                                                             .env = args->env,
+                                                             .cancel = args->cancel,
+                                                             .memory = args->memory,
+                                                             .timeout_ms = args->timeout_ms,
+                                                             .output_max = SAID_MAX,
+                                                             .done = ended,
+                                                             .arg = c}));
 }

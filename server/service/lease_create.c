@@ -9,14 +9,10 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "select/receipt.h"
-#include "service/healthy.h"
 #include "service/restore.h"
+#include "service/setup.h"
 
 #include <stdio.h>
-
-/* How long the services of a lease may take to be ready when no acquire_timeout is given, and at least when one is. */
-#define SERVICES_MS 30000
-#define SERVICES_LEAST_MS 1000
 
 static void creation_unref(struct sg_creation *c)
 {
@@ -28,6 +24,7 @@ static void creation_unref(struct sg_creation *c)
     sg_lease_request_finish(&c->request);
     sg_sandbox_unref(c->sandbox);
     sg_entry_unref(c->entry);
+    sg_json_unref(c->commands);
     sg_error_clear(&c->why);
     sg_close(c->snapshot_fd);
     free(c);
@@ -175,6 +172,8 @@ static json_t *lease_metadata(const struct sg_creation *c)
     json_object_update(all, facts);
     if (c->repo)
         json_object_set_new(all, "repo", json_pack("{s:s, s:s, s:s}", "name", c->repo, "ref", repo_ref(c), "commit", c->commit));
+    if (c->commands)
+        json_object_set(all, "sandbox_cmd", c->commands);
     json_object_set_new(all, "paddock_mode", json_string(sg_mode_name(c->request.mode)));
     return all;
 }
@@ -211,55 +210,57 @@ static void seal(struct sg_creation *c)
     sg_error_clear(&err);
 }
 
-/* ---- services: what the sandbox brings along is waited for; in a whitebox the caller starts them ---- */
+/* ---- what runs inside before the lease is ready ---- */
 
-static void services_ready(void *arg, const struct sg_error *err)
+/* Nobody has had the sandbox yet, so its death is worth a repetition and no more. */
+static void give_up_unready(struct sg_creation *c, const struct sg_error *err)
+{
+    struct sg_error lost = {0};
+
+    if (err->code != SG_SANDBOX_LOST) {
+        give_up_sandbox(c, err);
+        return;
+    }
+    sg_error_set(&lost, SG_UNAVAILABLE, "the sandbox died before the lease was ready");
+    sg_error_reason(&lost, "sandbox_lost");
+    sg_error_retry_after(&lost, 1);
+    give_up_sandbox(c, &lost);
+    sg_error_clear(&lost);
+}
+
+static void set_up(void *arg, json_t *report, const struct sg_error *err)
 {
     struct sg_creation *c = arg;
 
-    if (err)
-        give_up_sandbox(c, err);
-    else
-        seal(c);
+    if (err) {
+        give_up_unready(c, err);
+        return;
+    }
+    c->commands = sg_json_ref(report);
+    seal(c);
 }
 
-static void await_services(struct sg_creation *c)
-{
-    const struct sg_lease_request *q = &c->request;
-    int64_t ms = q->acquire_timeout_given ? q->acquire_timeout_ms : SERVICES_MS;
-    struct sg_await_args a = {.sandbox = c->sandbox,
-                              .terms = c->terms,
-                              .cancel = sg_entry_cancel(c->entry),
-                              .deadline_ms = sg_now_ms() + (ms > SERVICES_LEAST_MS ? ms : SERVICES_LEAST_MS),
-                              .done = services_ready,
-                              .arg = c};
-
-    if (c->terms->mode == SG_MODE_BLACKBOX && c->terms->n_services > 0 && c->driver->ops->dial)
-        sg_service_await(c->s, &a);
-    else
-        seal(c);
-}
-
-/* ---- the manifest ---- */
-
-/* Nobody has had the sandbox yet, so its death is worth a repetition and no more. */
 static void manifest_applied(void *arg, const struct sg_error *err)
 {
     struct sg_creation *c = arg;
-    struct sg_error lost = {0};
+    struct sg_setup_args a = {.service = c->s,
+                              .sandbox = c->sandbox,
+                              .terms = c->terms,
+                              .commands = c->request.commands,
+                              .n_commands = c->request.n_commands,
+                              .cancel = sg_entry_cancel(c->entry),
+                              .commands_timeout_ms = sg_creation_commands_ms(c),
+                              .services_timeout_ms = sg_creation_services_ms(c),
+                              .done = set_up,
+                              .arg = c};
 
-    if (!err) {
-        await_services(c);
-    } else if (err->code != SG_SANDBOX_LOST) {
-        give_up_sandbox(c, err);
-    } else {
-        sg_error_set(&lost, SG_UNAVAILABLE, "the sandbox died before the lease was ready");
-        sg_error_reason(&lost, "sandbox_lost");
-        sg_error_retry_after(&lost, 1);
-        give_up_sandbox(c, &lost);
-    }
-    sg_error_clear(&lost);
+    if (err)
+        give_up_unready(c, err);
+    else
+        sg_setup(&a);
 }
+
+/* ---- the manifest ---- */
 
 static void apply_manifest(struct sg_creation *c)
 {

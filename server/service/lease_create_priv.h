@@ -18,6 +18,7 @@ struct sg_creation {
     char commit[SG_COMMIT_LEN];
     struct sg_entry *entry;
     struct sg_sandbox *sandbox;
+    json_t *commands; /* what came of env_args.sandbox_cmd, or NULL */
     struct sg_kept snapshot; /* to be restored, */
     int snapshot_fd;         /* or -1 */
     int64_t max_leases;
@@ -39,6 +40,9 @@ struct sg_creation {
 /* lease_plan.c: everything that is decided before anything is touched. 0: go on; 1: refused with a receipt to seal, c->why filled;
  * -1: c->why filled, nothing to seal. key: the caller's Idempotency-Key, or NULL. */
 int sg_creation_plan(struct sg_creation *c, const struct sg_principal *who, const char *key);
+/* How long the commands of env_args.sandbox_cmd have together, and after them the services of a blackbox. */
+int64_t sg_creation_commands_ms(const struct sg_creation *c);
+int64_t sg_creation_services_ms(const struct sg_creation *c);
 /* What the driver is asked for; everything in it is borrowed from c. */
 struct sg_sandbox_spec sg_creation_spec(const struct sg_creation *c);
 

@@ -4,6 +4,22 @@
 
 #include <stdio.h>
 
+/* How long the services of a lease may take to be ready when no acquire_timeout is given, and at least when one is. */
+#define SERVICES_MS 30000
+#define SERVICES_LEAST_MS 1000
+
+int64_t sg_creation_commands_ms(const struct sg_creation *c)
+{
+    return c->request.commands_timeout_ms > 0 ? c->request.commands_timeout_ms : c->s->cfg.exec_timeout_default_ms;
+}
+
+int64_t sg_creation_services_ms(const struct sg_creation *c)
+{
+    int64_t ms = c->request.acquire_timeout_given ? c->request.acquire_timeout_ms : SERVICES_MS;
+
+    return ms > SERVICES_LEAST_MS ? ms : SERVICES_LEAST_MS;
+}
+
 struct sg_sandbox_spec sg_creation_spec(const struct sg_creation *c)
 {
     const struct sg_lease_request *q = &c->request;
@@ -21,7 +37,8 @@ struct sg_sandbox_spec sg_creation_spec(const struct sg_creation *c)
         .n_services = c->terms->n_services,
         .image = q->image,
         .snapshot_ref = c->snapshot.ref[0] ? c->snapshot.ref : NULL,
-        .service_command = json_string_value(json_object_get(q->env_args, "sandbox_cmd")),
+        .brings_service = q->mode == SG_MODE_BLACKBOX && q->n_commands == 0,
+        .setup_ms = (q->n_commands > 0 ? sg_creation_commands_ms(c) : 0) + (q->mode == SG_MODE_BLACKBOX ? sg_creation_services_ms(c) : 0),
         .root = c->terms->root,
         .repo_name = c->repo ? c->repo : q->manifest.repo_name,
         .repo_ref = q->manifest.repo_ref,
@@ -61,6 +78,7 @@ static int fill_terms(struct sg_creation *c, const struct sg_principal *who, con
     t->idle_timeout_ms = q->idle_timeout_ms > 0 ? q->idle_timeout_ms : cfg->lease_idle_timeout_ms;
     if (check_timeout("timeout_sec", t->timeout_ms, cfg->lease_timeout_max_ms, err) < 0 ||
         check_timeout("idle_timeout_sec", t->idle_timeout_ms, cfg->lease_timeout_max_ms, err) < 0 ||
+        check_timeout("env_args.sandbox_cmd_timeout", q->commands_timeout_ms, cfg->exec_timeout_max_ms, err) < 0 ||
         check_timeout("acquire_timeout", q->acquire_timeout_ms, cfg->lease_timeout_max_ms, err) < 0)
         return -1;
     if (q->pool)

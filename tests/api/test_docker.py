@@ -215,11 +215,33 @@ def test_a_blackbox_serves_and_outlives_the_server(engine):
         s.kill9()
         s.start()
         wait_until(lambda: s.client().get(url).body == b"me\n", 20)
-        for body, word in ((blackbox("exit 3", acquire_timeout=1), "service_not_ready"), (blackbox(None), "service_not_ready")):
-            r = s.client().post("/leases", body)
-            assert r.status == 503 and r.json()["reason"] == word, r
-        assert s.client().post("/leases", blackbox(None, env_args={"sandbox_cmd": ["x"]})).json()["field"] == "env_args.sandbox_cmd"
+        r = s.client().post("/leases", blackbox(None))
+        assert r.status == 503 and r.json()["reason"] == "service_not_ready", r
         assert [n for n in ours(engine) if "lease" in n] == [name(lease)]
+
+
+def test_commands_come_before_the_service_which_may_go_into_the_background(server, client):
+    before = "mkdir /tmp/www; echo up > /tmp/www/health; echo prepared"
+    for last, running in (("echo begun; exec busybox httpd -f -p 127.0.0.1:8080 -h /tmp/www", True), ("busybox httpd -p 127.0.0.1:8080 -h /tmp/www", False)):
+        r = client.post("/leases", blackbox([before, last]))
+        assert r.status == 201, r
+        first, second = r.json()["metadata"]["sandbox_cmd"]
+        assert first["stdout"] == "prepared\n" and first["returncode"] == 0 and second["running"] is running, (first, second)
+        assert second["returncode"] == (None if running else 0)
+        assert client.get(f"/leases/{r.json()['id']}/proxy/8080/health").body == b"up\n"
+        assert client.exec(r.json()["id"], "cat /tmp/service.log")["stdout"] == ("begun\n" if running else "")
+        client.terminate(r.json()["id"])
+
+
+def test_a_service_that_does_not_come_up_is_said_and_leaves_nothing(engine, server, client):
+    r = client.post("/leases", blackbox(["true", "echo no; echo way >&2; exit 3"], acquire_timeout=60))
+    p = r.json()
+    assert r.status == 422 and r.code == "sandbox_cmd_failed" and (p["index"], p["returncode"], p["stdout"]) == (1, 3, "no\nway\n"), r
+    r = client.post("/leases", blackbox("echo waiting; exec sleep 3456", acquire_timeout=1))
+    p = r.json()
+    assert r.status == 503 and p["reason"] == "service_not_ready" and '"blackbox"' in p["detail"] and p["stage"] == "services", r
+    assert (p["index"], p["running"], p["stdout"]) == (0, True, "waiting\n"), r
+    wait_until(lambda: ours(engine) == [], what="no container is left")
 
 
 # ---- the server dies ----

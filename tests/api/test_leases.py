@@ -196,10 +196,19 @@ def test_delete_while_exec_runs(server, client):
     ({"policy": {"nope": 1}}, "policy.nope"), ({"policy": {"required_capabilities": ["fly"]}}, "policy.required_capabilities[0]"),
     ({"network_egress_class": "wide"}, "network_egress_class"), ({"trajectory_id": ""}, "trajectory_id"),
     ({"manifest": {"nope": 1}}, "manifest.nope"), ({"overrides": {"root": "/x"}}, "overrides"),
+    ({"env_args": []}, "env_args"), ({"env_args": {"sandbox_image": 1}}, "env_args.sandbox_image"), ({"env_args": {"sandbox_image": "a\n"}}, "env_args.sandbox_image"),
+    ({"image": "a", "env_args": {"sandbox_image": "b"}}, "env_args.sandbox_image"), ({"env_args": {"sandbox_cmd_timeout": 0}}, "env_args.sandbox_cmd_timeout"),
+    ({"env_args": {"sandbox_cmd": ["true"] * 33}}, "env_args.sandbox_cmd"), ({"env_args": {"sandbox_cmd": "x" * 131072}}, "env_args.sandbox_cmd"),
 ])
 def test_bad_bodies_name_the_field(client, body, field):
     r = client.post("/leases", body)
     assert r.status == 400 and r.code == "invalid_request" and r.json()["field"].startswith(field.split("[")[0]), r
+
+
+@pytest.mark.parametrize("value,field", [(1, ""), ({}, ""), ("", ""), (["true", "true", 3], "[2]"), ([["true"]], "[0]"), ([None], "[0]"), (["true", ""], "[1]")])
+def test_bad_commands_name_the_place(client, value, field):
+    r = client.post("/leases", {"env_args": {"sandbox_cmd": value}})
+    assert r.status == 400 and r.code == "invalid_request" and r.json()["field"] == "env_args.sandbox_cmd" + field, r
 
 
 def test_refusals_leave_nothing(server, client):
@@ -210,7 +219,8 @@ def test_refusals_leave_nothing(server, client):
                        ({"local_pool": "none"}, "pool_not_found"), ({"pool": "none"}, "pool_not_found"),
                        ({"policy": {"override": "e2b"}}, "override_not_registered"),
                        ({"policy": {"required_capabilities": ["gpu"]}}, "no_backend_satisfies_policy"),
-                       ({"timeout_sec": 1e9}, "timeout_above_maximum"), ({"network_egress_class": "open"}, None),
+                       ({"timeout_sec": 1e9}, "timeout_above_maximum"), ({"env_args": {"sandbox_cmd_timeout": 1e9}}, "timeout_above_maximum"),
+                       ({"env_args": {"sandbox_image": "alpine"}}, "not_supported"), ({"network_egress_class": "open"}, None),
                        ({"image": "alpine"}, None), ({"manifest": {"repo": {"url": "https://example.com/x"}}}, "not_supported")):
         r = client.post("/leases", body)
         assert r.status == 422 and (code is None or r.code == code), (body, r)

@@ -160,6 +160,7 @@ def test_pools_with_a_service_and_images(tmp_path, yaml_file, image):
         s.wait_slots(2, "shop")
         reader = Reader(s, tmp_path)
         reader.follow(block("Pools and modes", "sh"))
+        reader.follow(block("Commands before the lease is ready", "sh"))
         reader.follow(block("Operating it", "sh"))
 
 
