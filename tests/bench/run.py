@@ -20,6 +20,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "api"))
+import clouds  # noqa: E402
 import containers  # noqa: E402
 from harness import ROOT, Server, processes_below, wait_until  # noqa: E402
 
@@ -558,9 +559,13 @@ def docker(b):
     return containers.containers(b, compared, us, os.path.join(BUILD, "sandgate"))
 
 
+def e2b(b):
+    return clouds.clouds(b, compared, us, Row, os.path.join(BUILD, "sandgate"))
+
+
 FIGURES = {"exec": exec_warm, "exec-rate": exec_rate, "select": select, "pairs": pairs_paced, "pairs-rate": pairs_rate, "rebuild": rebuild, "files": files,
            "files-large": files_large, "stream": stream, "followers": followers, "proxy": proxy, "idle": idle, "sleepers": sleepers, "endurance": endurance,
-           "docker": docker}
+           "docker": docker, "e2b": e2b}
 
 
 def line(r):
