@@ -229,6 +229,15 @@ struct sg_tree_ops {
      * both have are merged, other names replaced. SG_IS_A_DIRECTORY, SG_NOT_A_DIRECTORY: one would meet the other, and nothing
      * was moved. */
     int (*merge)(struct sg_sandbox *sb, const char *stage, const char *to, const struct sg_done *done, struct sg_error *err);
+
+    /* ---- instead of all of the above but resolve and scratch, where an entry costs a trip: as records (model/tree_record.h) ---- */
+
+    /* What is below path, or the file that it is. *ret: one reference for the caller; it fails when it is cut, also for the reasons that
+     * list and get have. A reader that stops ends it. */
+    int (*pack)(struct sg_sandbox *sb, const char *path, struct sg_pipe **ret, struct sg_error *err);
+    /* All that comes out of records, in a stage, which is merged into the directory to as by merge; then modes of its directories, and
+     * its own if it was missing. A reference is taken on records; that they fail ends it. */
+    int (*unpack)(struct sg_sandbox *sb, const char *to, struct sg_pipe *records, const struct sg_done *done, struct sg_error *err);
 };
 
 /* ---- snapshots that the provider holds ---- */

@@ -11,7 +11,6 @@
 #include "base/json.h"
 #include "base/str.h"
 
-#define FAILED 3
 #define CONDITION_MAX ((size_t)4096)
 
 /* ---- what goes in ---- */
@@ -107,16 +106,32 @@ bool e2b_record(const char **at, const char *end, const char **ret_name, struct 
 static const struct sg_file_error own[] = {
     {ELOOP, SG_PATH_REFUSED, "too many symbolic links"},
     {ENOMEM, SG_OVERLOADED, "too much for the sandbox at once"},
+    {10003, SG_CONFLICT, "it got shorter while it was read"},
+    {10004, SG_LIMIT_EXCEEDED, "it has more entries or is deeper than an archive may be here"},
 };
 
-static int explain(int error, struct sg_error *err)
+int e2b_file_error(const char *said, size_t len, struct sg_error *err)
 {
-    const struct sg_file_error *e = sg_file_error_find(own, SG_COUNT_OF(own), error);
+    int64_t error;
+    const char *end = said + len, *number = said[0] == 'E' ? e2b_field(&said, end) : NULL, *what = number ? e2b_field(&said, end) : NULL;
 
+    if (!what || !sg_parse_int(number + 1, 0, INT32_MAX, &error))
+        return e2b_file_nonsense(err);
+    const struct sg_file_error *e = sg_file_error_find(own, SG_COUNT_OF(own), (int)error);
     if (!e)
-        return sg_error_set(err, SG_PROVIDER_FAILED, "the sandbox answers with an unexpected error (%d)", error);
-    sg_error_set(err, e->code, "%s", e->text);
-    return e->code == SG_OVERLOADED ? sg_error_retry_after(err, 1) : -1;
+        sg_error_set(err, SG_PROVIDER_FAILED, "the sandbox answers with an unexpected error (%d)", (int)error);
+    else
+        sg_error_set(err, e->code, "%s", e->text);
+    if (e && e->code == SG_OVERLOADED)
+        sg_error_retry_after(err, 1);
+    if (e && e->code == SG_LIMIT_EXCEEDED)
+        sg_error_reason(err, "too_many_entries");
+    return *what ? sg_error_wrap(err, "%.200s", what) : -1;
+}
+
+int e2b_file_nonsense(struct sg_error *err)
+{
+    return sg_error_set(err, SG_PROVIDER_FAILED, "what the sandbox says of its files cannot be understood");
 }
 
 struct run {
@@ -141,15 +156,14 @@ static void ran(void *arg, const struct e2b_ran *said, const struct sg_error *er
 {
     struct run *r = arg;
     struct sg_error why = {0};
-    int64_t error = 0;
 
     if (err) {
         fail_unknown(r, err);
     } else if (said->code == 0) {
         r->c.done(r->c.arg, said->out, said->out_len, NULL);
     } else {
-        if (said->code == FAILED && said->out_len < 16 && said->out[0] == 'E' && sg_parse_int(said->out + 1, 0, SG_FILE_NO_MATCH, &error))
-            explain((int)error, &why);
+        if (said->code == E2B_FILE_FAILED)
+            e2b_file_error(said->out, said->out_len, &why);
         else
             sg_error_set(&why, SG_PROVIDER_FAILED, "the sandbox cannot run what is needed for its files (status %d)", said->code);
         r->c.done(r->c.arg, NULL, 0, &why);
@@ -160,14 +174,15 @@ static void ran(void *arg, const struct e2b_ran *said, const struct sg_error *er
 
 void e2b_file_run(struct e2b_sandbox *sb, const struct e2b_file_call *c)
 {
-    const char *argv[16] = {"perl", "-e", e2b_script_files};
-    size_t n = 3;
+    const char *argv[16] = {"perl", "-e", e2b_script_common, "-e", c->script ? c->script : e2b_script_files};
+    size_t n = 5;
     struct run *r = sg_xcalloc(1, sizeof *r);
 
     r->c = *c;
     for (size_t i = 0; c->args[i]; i++)
         argv[n++] = c->args[i];
-    e2b_run(sb, &(struct e2b_run_args){.user = "user", .argv = argv, .out_max = E2B_LIST_BYTES, .limit_ms = E2B_FILES_MS, .done = ran, .arg = r});
+    e2b_run(sb, &(struct e2b_run_args){.user = "user", .argv = argv, .out_max = E2B_LIST_BYTES, .limit_ms = c->limit_ms ? c->limit_ms : E2B_FILES_MS,
+                                           .done = ran, .arg = r});
 }
 
 /* ---- operations that say what is there ---- */
@@ -175,11 +190,6 @@ void e2b_file_run(struct e2b_sandbox *sb, const struct e2b_file_call *c)
 struct stat_call {
     struct sg_file_stat_done done;
 };
-
-static void bad_answer(struct sg_error *err)
-{
-    sg_error_set(err, SG_PROVIDER_FAILED, "what the sandbox says of its files cannot be understood");
-}
 
 static void stat_ran(void *arg, const char *out, size_t len, const struct sg_error *err)
 {
@@ -189,7 +199,7 @@ static void stat_ran(void *arg, const char *out, size_t len, const struct sg_err
     const char *name;
 
     if (!err && !e2b_record(&out, out + len, &name, &st)) {
-        bad_answer(&why);
+        e2b_file_nonsense(&why);
         err = &why;
     }
     c->done.fn(c->done.arg, err ? NULL : &st, err);
@@ -300,7 +310,7 @@ static void list_ran(void *arg, const char *out, size_t len, const struct sg_err
 
     if (!err && !read_list(out, len, c->max, &list)) {
         sg_file_list_finish(&list);
-        bad_answer(&why);
+        e2b_file_nonsense(&why);
         err = &why;
     }
     c->done.fn(c->done.arg, err ? NULL : &list, err);
@@ -332,4 +342,5 @@ const struct sg_file_ops e2b_file_ops = {
     .mkdir = do_mkdir,
     .remove = do_remove,
     .move = do_move,
+    .tree = &e2b_tree_ops,
 };

@@ -17,42 +17,7 @@
 #define PIPE_BYTES ((size_t)256 * 1024)
 #define SILENT_MS 60000
 #define WRITE_MS 30000 /* how long a write waits for the provider to take something */
-#define LATE_MS 10000  /* how late the daemon may be with what was sent to it */
 #define IN_MEMORY (1024 * 1024)
-
-static void unavailable(const struct sg_error *err, struct sg_error *ret)
-{
-    if (err->code == SG_SANDBOX_LOST || err->code == SG_SHUTTING_DOWN || err->code == SG_SANDBOX_DISK_FULL || err->code == SG_UNAVAILABLE) {
-        sg_error_copy(ret, err);
-        return;
-    }
-    sg_error_set(ret, SG_UNAVAILABLE, "nothing was changed: %.400s", err->message);
-    sg_error_retry_after(ret, 1);
-    sg_error_member(ret, "provider", json_string("e2b"));
-}
-
-static char *files_path(const char *path)
-{
-    sg_cleanup(sg_free_p) char *escaped = sg_net_escape(path);
-
-    return sg_xasprintf("/files?path=%s&username=user", escaped);
-}
-
-/* What an answer that is no success means, or what kept it from coming: 0 or -1. */
-static int verdict(const struct e2b_sandbox *sb, const struct sg_net_response *r, const struct sg_error *failed, struct sg_error *err)
-{
-    if (failed) {
-        sg_error_copy(err, failed);
-        return -1;
-    }
-    if (sg_net_status(r) < 300)
-        return 0;
-    if (sg_net_status(r) == 507)
-        return sg_error_set(err, SG_SANDBOX_DISK_FULL, "no space left in the sandbox");
-    size_t len;
-    const char *text = sg_net_body(r, &len);
-    return sg_origin_refused("e2b", sg_net_status(r), sg_net_retry_after(r), text, len, sg_secret_expose(sb->token, NULL), err);
-}
 
 /* ---- up ---- */
 
@@ -73,7 +38,6 @@ struct upload {
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t room;
     uint64_t wakes;
-    unsigned dropped;
     bool sent;       /* the call is over */
     bool committing, aborted;
     struct sg_error why;
@@ -104,7 +68,7 @@ static void commit_ran(void *arg, const char *out, size_t len, const struct sg_e
     const char *created = err ? NULL : e2b_field(&out, end);
 
     if (!err && (!created || !e2b_record(&out, end, &name, &st))) {
-        sg_error_set(&why, SG_PROVIDER_FAILED, "what the sandbox says of its files cannot be understood");
+        e2b_file_nonsense(&why);
         err = &why;
     }
     u->committed(u->committed_arg, err ? NULL : &st, created && created[0] == '1', err);
@@ -112,35 +76,12 @@ static void commit_ran(void *arg, const char *out, size_t len, const struct sg_e
     upload_unref(u);
 }
 
-static void drop_temp(struct upload *u);
-
-static void drop_again(void *arg, bool over)
+/* The temporary name goes; consumes a reference. Of a call that broke off the daemon may hear only later. */
+static void drop(struct upload *u)
 {
-    struct upload *u = arg;
-
-    if (over || u->sb->gone)
-        upload_unref(u);
-    else
-        drop_temp(u);
-}
-
-/* Of a call that broke off the daemon may hear only now. */
-static void dropped(void *arg, const char *out SG_UNUSED, size_t len SG_UNUSED, const struct sg_error *err SG_UNUSED)
-{
-    struct upload *u = arg;
-
-    if (u->dropped++ == 0 && (u->why.code == SG_CANCELLED || sg_origin_unknown(&u->why)))
-        sg_alarm(u->sb->d->alarms, LATE_MS, drop_again, u);
-    else
-        upload_unref(u);
-}
-
-/* The temporary name goes; consumes a reference. */
-static void drop_temp(struct upload *u)
-{
-    sg_cleanup(sg_free_p) char *temp = e2b_hex(u->temp);
-
-    e2b_file_run(u->sb, &(struct e2b_file_call){.args = {"drop", temp}, .done = dropped, .arg = u});
+    bool unknown = u->why.code == SG_CANCELLED || sg_origin_unknown(&u->why);
+    e2b_drop(u->sb, u->temp, unknown ? E2B_DROP_NOW_AND_LATER : E2B_DROP_NOW);
+    upload_unref(u);
 }
 
 static void commit_failed(void *arg, const struct sg_error *err)
@@ -148,17 +89,17 @@ static void commit_failed(void *arg, const struct sg_error *err)
     struct upload *u = arg;
     struct sg_error why = {0};
 
-    unavailable(err, &why);
+    e2b_unchanged(err, &why);
     u->committed(u->committed_arg, NULL, false, &why);
     sg_error_clear(&why);
-    drop_temp(u);
+    drop(u);
 }
 
 /* All has been sent, or not, and the sink's owner has said what to do. */
 static void conclude(struct upload *u)
 {
     if (u->aborted) {
-        drop_temp(u);
+        drop(u);
         return;
     }
     if (u->why.code != SG_OK) {
@@ -176,15 +117,14 @@ static void conclude(struct upload *u)
                                                 .changes = true, .done = commit_ran, .arg = u});
 }
 
-static void sent(void *arg, const struct sg_net_response *r, const struct sg_error *failed)
+static void sent(void *arg, const struct sg_error *err)
 {
     struct upload *u = arg;
-    struct sg_error why = {0};
 
-    (void)verdict(u->sb, r, failed, &why);
     pthread_mutex_lock(&u->lock);
     u->sent = true;
-    u->why = why;
+    if (err)
+        sg_error_copy(&u->why, err);
     bool go = u->committing || u->aborted;
     pthread_cond_broadcast(&u->room);
     pthread_mutex_unlock(&u->lock);
@@ -272,7 +212,7 @@ static int write_failed(struct upload *u, struct sg_error *err)
     pthread_mutex_unlock(&u->lock);
     if (why.code == SG_OK)
         sg_error_set(&why, SG_PROVIDER_FAILED, "e2b does not take the file");
-    unavailable(&why, err);
+    e2b_unchanged(&why, err);
     sg_error_clear(&why);
     return -1;
 }
@@ -309,17 +249,12 @@ static void upload_unref_cb(void *arg)
 
 static int begin_upload(struct upload *u, struct sg_error *err)
 {
-    sg_cleanup(sg_free_p) char *path = files_path(u->temp);
-    struct sg_net_header headers[5];
     const struct sg_waker w = {.wake = room_wake, .ref = upload_ref, .unref = upload_unref_cb, .arg = u};
+    const struct e2b_send_args a = {.temp = u->temp, .pipe = u->pipe, .cancel = u->cancel, .done = sent, .arg = u};
 
-    size_t n = e2b_headers(u->sb, NULL, headers);
-    headers[n++] = (struct sg_net_header){.name = "Content-Type", .value = "application/octet-stream"};
-    const struct sg_net_request q = {.method = "POST", .path = path, .headers = headers, .n_headers = n, .body_pipe = u->pipe, .body_size = -1,
-                                     .response_max = 65536, .cancel = u->cancel, .done = sent, .arg = u};
     sg_pipe_set_writer(u->pipe, &w);
     upload_ref(u);
-    if (sg_net_call(u->sb->d->streams, &q, err) == 0)
+    if (e2b_send(u->sb, &a, err) == 0)
         return 0;
     sg_pipe_set_writer(u->pipe, NULL);
     upload_unref(u);
@@ -334,7 +269,7 @@ static void begun(void *arg, const char *out, size_t len, const struct sg_error 
     const char *temp = err ? NULL : e2b_field(&out, end);
 
     if (!err && (!temp || temp[0] != '/')) {
-        sg_error_set(&why, SG_PROVIDER_FAILED, "what the sandbox says of its files cannot be understood");
+        e2b_file_nonsense(&why);
         err = &why;
     }
     if (!err) {
@@ -345,7 +280,7 @@ static void begun(void *arg, const char *out, size_t len, const struct sg_error 
         }
         err = &why;
         upload_ref(u);
-        drop_temp(u);
+        drop(u);
     }
     u->opened.fn(u->opened.arg, NULL, err);
     sg_error_clear(&why);
@@ -513,7 +448,7 @@ static void came(void *arg, const struct sg_net_response *r, const struct sg_err
     struct download *d = arg;
     struct sg_error why = {0};
 
-    (void)verdict(d->sb, r, failed, &why);
+    (void)e2b_files_verdict(d->sb, r, failed, &why);
     pthread_mutex_lock(&d->lock);
     d->answered = true;
     d->why = why;
@@ -522,18 +457,18 @@ static void came(void *arg, const struct sg_net_response *r, const struct sg_err
     download_unref(d);
 }
 
-static int new_file(const struct e2b *d, uint64_t size)
+int e2b_spool(const struct e2b *d, uint64_t size)
 {
     return size <= IN_MEMORY ? memfd_create("download", MFD_CLOEXEC) : open(d->spool_dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
 }
 
 static int begin_download(struct download *d, const char *path, struct sg_error *err)
 {
-    sg_cleanup(sg_free_p) char *url = files_path(path);
+    sg_cleanup(sg_free_p) char *url = e2b_files_path(path);
     struct sg_net_header headers[4];
     const struct sg_waker w = {.wake = work, .ref = download_ref, .unref = download_unref, .arg = d};
 
-    d->src.fd = new_file(d->sb->d, d->src.stat.size);
+    d->src.fd = e2b_spool(d->sb->d, d->src.stat.size);
     if (d->src.fd < 0)
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "this server has no room for the file on its way");
     const struct sg_net_request q = {.method = "GET", .path = url, .headers = headers, .n_headers = e2b_headers(d->sb, NULL, headers),
@@ -555,7 +490,7 @@ static void opened(void *arg, const char *out, size_t len, const struct sg_error
     const char *path = err ? NULL : e2b_field(&out, end);
 
     if (!err && (!path || !e2b_record(&out, end, &name, &d->src.stat))) {
-        sg_error_set(&why, SG_PROVIDER_FAILED, "what the sandbox says of its files cannot be understood");
+        e2b_file_nonsense(&why);
         err = &why;
     }
     if (!err && begin_download(d, path, &why) < 0)

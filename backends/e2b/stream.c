@@ -69,8 +69,10 @@ struct e2b_stream *e2b_stream_unref(struct e2b_stream *s)
 
 static int broken(struct e2b_stream *s)
 {
-    if (s->why.code == SG_OK)
+    if (s->why.code == SG_OK) {
         sg_error_set(&s->why, SG_PROVIDER_FAILED, "what e2b streams of the command cannot be understood");
+        sg_error_member(&s->why, "provider", json_string("e2b"));
+    }
     return -1;
 }
 
@@ -213,6 +215,7 @@ static void tell_over(struct e2b_stream *s)
     if (!fine && s->why.code == SG_OK) {
         sg_error_set(&s->why, SG_PROVIDER_FAILED, "the stream of the command broke off");
         sg_error_reason(&s->why, "connection_lost");
+        sg_error_member(&s->why, "provider", json_string("e2b"));
     }
     s->a.over(s->a.arg, s->code, fine ? NULL : &s->why);
 }

@@ -1,87 +1,19 @@
 /* A directory on its way out: one directory's names at a time are asked for, one file is open at a time, and the archive goes into a pipe
  * as fast as the client takes it. */
-#include "service/tar.h"
+#include "service/tar_pack_priv.h"
 
 #include <archive.h>
 #include <archive_entry.h>
 #include <errno.h>
 #include <unistd.h>
 
-#include "base/buf.h"
 #include "base/fd.h"
-#include "service/stepper.h"
 #include "service/tar_locale.h"
 
-#define PIECE (128U * 1024U)
 #define TURN_BYTES (8U * 1024U * 1024U)
 #define PIPE_BYTES (256U * 1024U)
 #define OUT_MAX (1024U * 1024U) /* a piece of a file, or a header with its longest names */
 #define DEPTH_MAX 256U
-
-struct item {
-    char *name;
-    enum sg_file_type type;
-    uint32_t mode, uid;
-    int64_t mtime_ns;
-};
-
-/* A directory that is being packed; they form a stack. */
-struct level {
-    struct level *up;
-    char *path;   /* in the sandbox, without links */
-    char *prefix; /* in the archive: "" or "a/b/" */
-    struct item *items;
-    size_t n, at, held;
-};
-
-/* What the sandbox answered last. */
-enum asked { NOTHING, RESOLVE, LIST, OPEN, TARGET };
-
-struct root {
-    char *path;   /* in the sandbox */
-    char *prefix; /* in the archive: "" or "a/b" */
-};
-
-struct pack {
-    struct sg_stepper stepper; /* first */
-    struct sg_entry *lease;    /* one that is in use for it, or NULL */
-    struct sg_cancel *cancel;  /* ends it; the lease's, or the caller's */
-    struct sg_sandbox *sb;
-    const struct sg_tree_ops *ops;
-    struct sg_tar_source_done done;
-    struct sg_pipe *out;
-    struct sg_cancel_hook cancelled;
-    struct root roots[SG_TAR_ROOTS_MAX];
-    size_t n_roots, at_root;
-    bool anonymous;
-
-    /* the turn's own */
-    bool begun, hooked;
-    bool told; /* done was called */
-    struct archive *archive;
-    locale_t locale;
-    struct sg_buf pending; /* written by the library, not yet in the pipe */
-    struct level *top;
-    size_t held, depth;
-    char *path;   /* resolved */
-    char *name;   /* of the entry at hand, in the archive */
-    struct item file; /* the entry at hand; its name is not set */
-    int fd;
-    struct sg_hold *hold;
-    uint64_t size, offset;
-    char *piece;
-    bool ended;
-
-    /* under the stepper's lock */
-    bool cancel_fired;
-    enum asked asked;
-    bool answered;
-    struct sg_error error; /* of the answer */
-    struct sg_file_source source;
-    struct sg_file_list list;
-    struct sg_file_stat stat;
-    char *text;
-};
 
 /* ---- life ---- */
 
@@ -144,6 +76,7 @@ static void pack_free(struct sg_stepper *s)
 static void release(struct pack *p)
 {
     close_file(p);
+    sg_pack_stream_drop(p);
     while (p->top)
         pop(p);
     if (p->archive)
@@ -261,7 +194,7 @@ static la_ssize_t library_wrote(struct archive *a, void *arg, const void *data, 
     return -1;
 }
 
-static int library_error(struct pack *p, struct sg_error *err)
+int sg_pack_library_error(struct pack *p, struct sg_error *err)
 {
     const char *text = archive_error_string(p->archive);
 
@@ -271,17 +204,17 @@ static int library_error(struct pack *p, struct sg_error *err)
 static int archive_begin(struct pack *p, struct sg_error *err)
 {
     p->archive = archive_write_new();
-    p->piece = malloc(PIECE);
+    p->piece = malloc(PACK_PIECE);
     if (!p->archive || !p->piece)
         return sg_error_set(err, SG_NO_MEMORY, "no memory for an archive");
     if (archive_write_set_format_pax(p->archive) != ARCHIVE_OK || archive_write_add_filter_none(p->archive) != ARCHIVE_OK ||
         archive_write_set_bytes_per_block(p->archive, 0) != ARCHIVE_OK ||
         archive_write_open(p->archive, p, NULL, library_wrote, NULL) != ARCHIVE_OK)
-        return library_error(p, err);
+        return sg_pack_library_error(p, err);
     return 0;
 }
 
-static int write_header(struct pack *p, const char *target, struct sg_error *err)
+int sg_pack_header(struct pack *p, const char *target, struct sg_error *err)
 {
     static const unsigned types[] = {[SG_FILE_REGULAR] = AE_IFREG, [SG_FILE_DIRECTORY] = AE_IFDIR, [SG_FILE_SYMLINK] = AE_IFLNK};
     struct archive_entry *e = archive_entry_new();
@@ -302,14 +235,14 @@ static int write_header(struct pack *p, const char *target, struct sg_error *err
     int rc = archive_write_header(p->archive, e);
     sg_tar_locale_leave(old);
     archive_entry_free(e);
-    return rc == ARCHIVE_OK || rc == ARCHIVE_WARN ? 0 : library_error(p, err);
+    return rc == ARCHIVE_OK || rc == ARCHIVE_WARN ? 0 : sg_pack_library_error(p, err);
 }
 
 /* A piece of the open file. The library would fill up a file that got shorter with zeros: the client rather sees a cut. */
 static int copy_piece(struct pack *p, struct sg_error *err)
 {
     uint64_t left = p->size - p->offset;
-    size_t want = left < PIECE ? (size_t)left : PIECE;
+    size_t want = left < PACK_PIECE ? (size_t)left : PACK_PIECE;
     ssize_t n = want > 0 ? pread(p->fd, p->piece, want, (off_t)p->offset) : 0;
 
     if (n < 0)
@@ -317,12 +250,12 @@ static int copy_piece(struct pack *p, struct sg_error *err)
     if (n == 0 && want > 0)
         return sg_error_set(err, SG_CONFLICT, "%s got shorter while it was read", p->name);
     if (n > 0 && archive_write_data(p->archive, p->piece, (size_t)n) != n)
-        return library_error(p, err);
+        return sg_pack_library_error(p, err);
     p->offset += (uint64_t)n;
     if (p->offset < p->size)
         return 0;
     close_file(p);
-    return archive_write_finish_entry(p->archive) == ARCHIVE_OK ? 0 : library_error(p, err);
+    return archive_write_finish_entry(p->archive) == ARCHIVE_OK ? 0 : sg_pack_library_error(p, err);
 }
 
 /* ---- answers ---- */
@@ -367,7 +300,7 @@ static int opened(struct pack *p, struct sg_error *err)
     p->size = p->source.stat.size;
     p->offset = 0;
     p->source = (struct sg_file_source){.fd = -1};
-    return write_header(p, NULL, err);
+    return sg_pack_header(p, NULL, err);
 }
 
 /* A file of that kind is gone or has become something else since it was listed. */
@@ -388,15 +321,19 @@ static int resolved(struct pack *p, struct sg_error *err)
     p->file = item_of(&p->stat);
     if (p->stat.type == SG_FILE_DIRECTORY) {
         p->name = sg_xstrdup(prefix);
-        if (*prefix && write_header(p, NULL, err) < 0)
+        if (*prefix && sg_pack_header(p, NULL, err) < 0)
             return -1;
-        return ask(p, LIST, p->path, err);
+        return p->ops->pack ? sg_pack_stream_begin(p, err) : ask(p, LIST, p->path, err);
+    }
+    if (p->ops->pack) { /* it comes with its name */
+        p->name = sg_xstrdup("");
+        return sg_pack_stream_begin(p, err);
     }
     p->name = sg_xstrdup(base ? base + 1 : p->path);
     return ask(p, OPEN, p->path, err);
 }
 
-static void tell(struct pack *p)
+void sg_pack_tell(struct pack *p)
 {
     if (p->told)
         return;
@@ -423,10 +360,10 @@ static int take_answer(struct pack *p, struct sg_error *err)
     } else if (what == OPEN) {
         rc = opened(p, err);
     } else if (p->text[0] != '\0') { /* else it is no link any more */
-        rc = write_header(p, p->text, err);
+        rc = sg_pack_header(p, p->text, err);
     }
     if (rc == 0 && what != RESOLVE)
-        tell(p);
+        sg_pack_tell(p);
     answer_finish(p);
     return rc;
 }
@@ -446,7 +383,7 @@ static int next(struct pack *p, struct sg_error *err)
         if (p->at_root < p->n_roots)
             return ask(p, RESOLVE, p->roots[p->at_root].path, err);
         p->ended = true;
-        return archive_write_close(p->archive) == ARCHIVE_OK ? 0 : library_error(p, err);
+        return archive_write_close(p->archive) == ARCHIVE_OK ? 0 : sg_pack_library_error(p, err);
     }
     p->file = l->items[l->at++];
     free(p->name);
@@ -456,7 +393,7 @@ static int next(struct pack *p, struct sg_error *err)
     p->size = 0;
     switch (p->file.type) {
     case SG_FILE_DIRECTORY:
-        if (write_header(p, NULL, err) < 0)
+        if (sg_pack_header(p, NULL, err) < 0)
             return -1;
         return ask(p, LIST, p->path, err);
     case SG_FILE_REGULAR:
@@ -525,6 +462,8 @@ static int advance(struct pack *p, struct sg_error *err)
         return begin(p, err);
     if (p->asked != NOTHING)
         return take_answer(p, err);
+    if (p->records)
+        return sg_pack_stream_advance(p, err);
     return p->fd >= 0 ? copy_piece(p, err) : next(p, err);
 }
 
@@ -567,8 +506,11 @@ static enum sg_step step(struct sg_stepper *s)
             return over(p, &err);
         if (turn > TURN_BYTES)
             return SG_STEP_MORE;
-        if (advance(p, &err) < 0)
+        int advanced = advance(p, &err);
+        if (advanced < 0)
             return over(p, &err);
+        if (advanced > 0 && (p->pending.len == 0 || !p->told))
+            return SG_STEP_WAIT;
     }
 }
 
@@ -593,6 +535,7 @@ static struct pack *pack_new(struct sg_sandbox *sb, struct sg_workq *workq, cons
     p->out = sg_pipe_new(PIPE_BYTES);
     p->cancelled.fired = cancel_fired;
     sg_buf_init(&p->pending, OUT_MAX);
+    sg_buf_init(&p->head, SG_TREE_RECORD_MAX);
     return p;
 }
 

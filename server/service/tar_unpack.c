@@ -37,9 +37,13 @@ static void release(struct unpack *u)
     if (u->sink)
         u->sink->ops->abort(u->sink);
     u->sink = NULL;
-    u->reader = sg_tar_reader_free(u->reader);
-    u->fd = sg_close(u->fd);
-    u->hold = sg_hold_unref(u->hold);
+    sg_unpack_close_archive(u);
+    if (u->records) {
+        sg_pipe_set_writer(u->records, NULL);
+        sg_pipe_fail(u->records, &u->why);
+    }
+    u->records = sg_pipe_unref(u->records);
+    sg_buf_finish(&u->head);
     if (u->body) {
         sg_pipe_set_reader(u->body, NULL);
         sg_pipe_stop(u->body);
@@ -182,6 +186,11 @@ static enum sg_step take_answer(struct unpack *u, struct sg_error *err)
         u->sink = sg_steal(&u->got.sink);
         u->written = 0;
         return SG_STEP_MORE;
+    case SEND: /* before all was sent: it cannot be all */
+        sg_error_set(err, SG_INTERNAL, "the archive was not taken");
+        return SG_STEP_OVER;
+    case SENT:
+        return SG_STEP_OVER;
     case MERGE:
         return sg_unpack_merged(u, err);
     case MODES:
@@ -203,11 +212,15 @@ static enum sg_step act(struct unpack *u, struct sg_error *err)
     case SCAN:
         return sg_unpack_scan(u, err);
     case STAGE:
+        if (u->ops->unpack)
+            return sg_unpack_begin_send(u, err);
         return sg_unpack_ask_text(u, u->ops->stage, err) < 0 ? SG_STEP_OVER : SG_STEP_WAIT;
     case EXTRACT:
         return sg_unpack_extract(u, err);
     case TIMES:
         return sg_unpack_times(u, err);
+    case SEND:
+        return sg_unpack_send(u, err);
     case MODES:
         return sg_unpack_modes(u, err);
     default:
@@ -219,8 +232,8 @@ static enum sg_step act(struct unpack *u, struct sg_error *err)
 static bool waits(struct unpack *u, bool *has_answer, struct sg_error *err)
 {
     pthread_mutex_lock(&u->stepper.lock);
-    bool wait = (u->asked && !u->answered) || u->ahead >= AHEAD_MAX;
-    *has_answer = !wait && u->asked && u->answered;
+    bool wait = (u->asked && !u->answered && u->state != SEND) || u->ahead >= AHEAD_MAX;
+    *has_answer = u->asked && u->answered && u->ahead < AHEAD_MAX;
     bool lease_over = u->lease_over, left = u->left;
     if (!wait && u->state == EXTRACT && u->ahead_error.code != SG_OK)
         sg_error_copy(err, &u->ahead_error);

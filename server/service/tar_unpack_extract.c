@@ -100,6 +100,23 @@ static int in_root(struct unpack *u)
     return 1;
 }
 
+int sg_unpack_next(struct unpack *u, struct sg_error *err)
+{
+    int rc;
+
+    do
+        rc = sg_tar_next(u->reader, &u->entry, err);
+    while (rc > 0 && !in_root(u));
+    return rc;
+}
+
+void sg_unpack_close_archive(struct unpack *u)
+{
+    u->reader = sg_tar_reader_free(u->reader);
+    u->fd = sg_close(u->fd);
+    u->hold = sg_hold_unref(u->hold);
+}
+
 enum sg_step sg_unpack_extract(struct unpack *u, struct sg_error *err)
 {
     size_t turn = 0;
@@ -112,19 +129,14 @@ enum sg_step sg_unpack_extract(struct unpack *u, struct sg_error *err)
             commit_file(u);
         return SG_STEP_MORE;
     }
-    int rc = sg_tar_next(u->reader, &u->entry, err);
-    if (rc > 0 && !in_root(u))
-        return SG_STEP_MORE;
+    int rc = sg_unpack_next(u, err);
     if (rc < 0 || (rc > 0 && make_entry(u, err) < 0))
         return SG_STEP_OVER;
     if (rc > 0)
         return SG_STEP_MORE;
     u->state = TIMES;
     u->at_dir = 0;
-    /* The archive has done its service: its space may be needed for what comes. */
-    u->reader = sg_tar_reader_free(u->reader);
-    u->fd = sg_close(u->fd);
-    u->hold = sg_hold_unref(u->hold);
+    sg_unpack_close_archive(u);
     return SG_STEP_MORE;
 }
 

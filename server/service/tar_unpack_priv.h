@@ -2,6 +2,7 @@
 #ifndef SG_TAR_UNPACK_PRIV_H
 #define SG_TAR_UNPACK_PRIV_H
 
+#include "model/tree_record.h"
 #include "service/files.h"
 #include "service/stepper.h"
 #include "service/tar.h"
@@ -12,7 +13,7 @@
 #define TURN_ENTRIES 256U            /* or this many entries */
 #define AHEAD_MAX 64U                /* orders whose end is not waited for one by one */
 
-enum state { BEGIN, LOOK, SCRATCH, RECEIVE, SCAN, STAGE, EXTRACT, TIMES, MERGE, MODES, CLEAN, OVER };
+enum state { BEGIN, LOOK, SCRATCH, RECEIVE, SCAN, STAGE, EXTRACT, TIMES, SEND, MERGE, SENT, MODES, CLEAN, OVER };
 
 struct directory {
     char *path; /* below the target */
@@ -60,6 +61,12 @@ struct unpack {
     char *target; /* the target's path without links, when it was there */
     struct sg_file_sink *sink;
     uint64_t written;
+    struct sg_pipe *records;  /* where the driver takes them instead of a stage: */
+    struct sg_buf head;       /* fields that are to go in, */
+    const char *data;         /* then zeros, then bytes of the reader's */
+    size_t data_len;
+    uint64_t zeros;
+    bool in_file;
     struct directory *dirs;
     size_t n_dirs, dirs_size, dirs_held, at_dir;
     struct sg_tar_result result;
@@ -90,8 +97,16 @@ int sg_unpack_open_reader(struct unpack *u, struct sg_error *err);
 
 /* tar_unpack_extract.c: EXTRACT fills the stage. */
 enum sg_step sg_unpack_extract(struct unpack *u, struct sg_error *err);
+/* The next entry that is wanted, as sg_tar_next(). */
+int sg_unpack_next(struct unpack *u, struct sg_error *err);
+/* The archive has done its service: its space may be needed for what comes. */
+void sg_unpack_close_archive(struct unpack *u);
 /* Where the archive's path is in the stage, malloc'd. */
 char *sg_unpack_staged(const struct unpack *u, const char *path);
+
+/* tar_unpack_send.c: SEND gives all entries to the driver, whose answer comes when it is done with them. */
+enum sg_step sg_unpack_begin_send(struct unpack *u, struct sg_error *err);
+enum sg_step sg_unpack_send(struct unpack *u, struct sg_error *err);
 
 /* tar_unpack_merge.c: TIMES completes the stage and has it merged; merged: that has been done; MODES ends. */
 enum sg_step sg_unpack_times(struct unpack *u, struct sg_error *err);

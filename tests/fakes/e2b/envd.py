@@ -373,7 +373,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif not self.admitted():
             return
         elif url.path == "/files":
-            self.download(dict(urllib.parse.parse_qsl(url.query)))
+            self.download(dict(urllib.parse.parse_qsl(url.query, errors="surrogateescape")))
         else:
             self.plain_fault(404, "not found")
 
@@ -466,7 +466,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if url.path == "/files":
-            return self.upload(dict(urllib.parse.parse_qsl(url.query)))
+            return self.upload(dict(urllib.parse.parse_qsl(url.query, errors="surrogateescape")))
         body = b"".join(self.pieces())
         if url.path in ("/process.Process/Start", "/process.Process/Connect"):
             return self.stream(url.path.rsplit("/", 1)[1], body)

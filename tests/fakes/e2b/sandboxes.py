@@ -91,7 +91,7 @@ class Box:
 
     def start(self):
         argv = ["bwrap", "--unshare-all", "--die-with-parent", "--uid", str(os.getuid() or 1000), "--gid", str(os.getgid() or 1000),
-                "--bind", self.root, "/", "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev",
+                "--bind", self.root, "/", "--ro-bind", os.path.join(self.root, "etc"), "/etc", "--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev",
                 "--ro-bind", HERE, "/opt/standin", "--bind", os.path.dirname(self.socket), "/run", "--chdir", "/home/user",
                 "--new-session", "--clearenv", "--setenv", "STANDIN_TOKEN", self.token,
                 "--setenv", "STANDIN_ENVS", json.dumps(self.spec.get("envVars") or {}),
