@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from e2b_rig import gone, ids, server, standin  # noqa: F401
+from e2b_rig import gone, ids, server, server_of, standin  # noqa: F401
 from harness import SLOW, wait_until
 
 
@@ -69,3 +69,19 @@ def test_a_limit_is_waited_for(server, standin):
     id = server.client().lease()
     assert time.monotonic() - begun >= 1
     server.client().terminate(id)
+
+
+@pytest.mark.parametrize("kind, status, reason", [("huge", 502, "response_too_large"), ("trickle", 504, "deadline")])
+def test_an_answer_without_an_end_has_one(standin, kind, status, reason):
+    standin.order()
+    with server_of(standin, timeout="1s", sweep_interval="60s") as s:
+        c = s.client()
+        id = c.lease()
+        standin.order({"op": "connect", "kind": kind, "times": 0})
+        begun = time.monotonic()
+        r = c.post(f"/leases/{id}/extend", {"timeout_sec": 7200})
+        assert r.status == status and r.json()["reason"] == reason and r.json()["provider"] == "e2b", r
+        assert time.monotonic() - begun < 10 * SLOW
+        standin.order()
+        c.terminate(id)
+    gone(standin)

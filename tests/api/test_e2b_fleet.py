@@ -2,6 +2,8 @@
 import json
 import urllib.request
 
+import pytest
+
 from e2b_rig import gone, ids, server, server_of, standin  # noqa: F401
 from harness import wait_until
 
@@ -70,4 +72,25 @@ def test_leases_are_found_again_after_a_kill(standin):
         wait_until(alive, 30)
         wait_until(lambda: c.get(f"/leases/{ended}").json()["state"] == "expired", 20)
         wait_until(lambda: ids(standin) == [c.get(f"/leases/{kept}").json()["sandbox_id"]], 20)
+    gone(standin)
+
+
+def test_a_delete_that_is_not_confirmed_outlives_the_server(standin):
+    standin.order()
+    with server_of(standin, timeout="1s") as s:
+        c = s.client()
+        kept, left = c.lease(), c.lease()
+        standin.order({"op": "delete", "kind": "status", "status": 500, "times": 0})
+        with pytest.raises(OSError):
+            c.delete(f"/leases/{left}", timeout=0.3)  # it would wait for 10 s
+        c.close()
+        wait_until(lambda: next(b for b in c.get("/backends").json()["items"] if b["name"] == "e2b")["provider"]["removals_pending"] == 1)
+        assert c.get(f"/leases/{left}").json()["state"] == "releasing" and len(ids(standin)) == 2
+        s.kill9()
+        s.start()
+        standin.order()
+        c = s.client()
+        wait_until(lambda: c.get(f"/leases/{left}").json()["state"] == "terminated", 20)
+        assert ids(standin) == [c.get(f"/leases/{kept}").json()["sandbox_id"]]
+        c.terminate(kept)
     gone(standin)

@@ -38,6 +38,10 @@ class Standin:
     def vanish(self, sandbox):
         self._ask("vanish", {"id": sandbox})
 
+    def rekey(self):
+        self.key = "e2b_" + secrets.token_hex(20)
+        self._ask("key", {"key": self.key})
+
     def state(self):
         return self._ask("state")
 

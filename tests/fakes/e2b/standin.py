@@ -9,12 +9,14 @@ Faults and figures are had from /_standin/... without a key (tests only):
   POST /_standin/faults   [{"op": OP, "kind": KIND, "times": N, "skip": N, ...}]  replaces the list; times 0: for ever
   GET  /_standin/state    sandboxes, all ids ever made, requests per op, starts per tag, faults done, failures of authentication
   POST /_standin/vanish   {"id": ID}      the sandbox is gone, by itself
+  POST /_standin/key      {"key": KEY}    no other is good any more
 OP: create get list delete timeout connect pause snapshot snapshots unsnapshot start input close signal update processes read write
     fs_stat fs_list fs_mkdir fs_remove fs_move, or "*".
 KIND: status (status, body?, headers?, retry_after?; nothing happens), echo (500 that repeats the key it was sent), stall (no answer;
     nothing happens), stall_after (done, but no answer), drop (connection cut; nothing happens), drop_after (done, then cut), slow
-    (seconds; then as usual), late (start: connection cut; done once a later start has come to its end), cut (bytes: of a streamed answer, then the connection ends), garbage (200 that is no JSON), redirect
-    (302 to url), duplicate (create: two of them, one told), gone (the sandbox is removed first), disconnect (snapshot: calls to the sandbox's daemon are cut, as by a pause)."""
+    (seconds; then as usual), late (start: connection cut; done once a later start has come to its end), cut (bytes: of a streamed answer, then the connection ends), garbage (200 that is no JSON), huge (200 whose body does not
+    end), trickle (the same, a byte at a time), redirect
+    (status 302 or another, to url), duplicate (create: two of them, one told), gone (the sandbox is removed first), disconnect (snapshot: calls to the sandbox's daemon are cut, as by a pause)."""
 import argparse
 import http.server
 import json
@@ -261,13 +263,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return f, True
         if kind == "redirect":
             b"".join(self.pieces())
-            self.answer(302, b"", [("Location", f["url"])])
+            self.answer(f.get("status", 302), b"", [("Location", f["url"])])
+            return f, True
+        if kind in ("huge", "trickle"):
+            b"".join(self.pieces())
+            self.pour(b"x" if kind == "trickle" else b"x" * 65536, 0.1 if kind == "trickle" else 0)
             return f, True
         if kind == "slow":
             time.sleep(f["seconds"])
         if kind == "gone" and sandbox and self.world.find(sandbox):
             self.world.remove(self.world.find(sandbox))
         return f, False
+
+    def pour(self, piece, pause):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while True:  # until nobody takes it any more
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            time.sleep(pause)
 
     def hold(self):
         """Until the caller gives up."""
@@ -571,6 +586,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path == "/_standin/faults":
             with self.world.lock:
                 self.world.faults = list(body)
+            return self.answer(204)
+        if path == "/_standin/key":
+            self.world.key = body["key"]
             return self.answer(204)
         if path == "/_standin/vanish":
             self.world.remove(self.known(body["id"]))
