@@ -1,7 +1,7 @@
 # Two stages: build and unit-free compile on Debian 13, then a slim runtime with bubblewrap.
 FROM debian:trixie-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends build-essential cmake ninja-build pkg-config \
-      libmicrohttpd-dev libjansson-dev libssl-dev libsqlite3-dev libseccomp-dev libyaml-dev libarchive-dev libwslay-dev uthash-dev libcurl4-openssl-dev && \
+      libmicrohttpd-dev libjansson-dev libssl-dev libsqlite3-dev libseccomp-dev libyaml-dev libarchive-dev libwslay-dev uthash-dev libcurl4-openssl-dev musl-dev && \
     rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .

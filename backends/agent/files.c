@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,6 +25,12 @@ static int close_keep(int fd)
         close(fd);
     errno = e;
     return -1;
+}
+
+/* By its number: not every C library has a name for it. */
+int files_replace(int from_dir, const char *from, int to_dir, const char *to, bool fresh)
+{
+    return (int)syscall(SYS_renameat2, from_dir, from, to_dir, to, fresh ? RENAME_NOREPLACE : 0U);
 }
 
 void files_done_stat(struct agent *a, uint64_t id, const struct stat *st, uint32_t flags, const char *text,

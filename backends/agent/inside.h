@@ -178,6 +178,8 @@ int files_links(const struct sg_agent_msg *m);
 /* Opens the directory that holds path's last component, which goes to name (SG_AGENT_PATH_MAX + 1 bytes).
  * -errno. */
 int files_parent(const char *path, char *name, int links);
+/* A rename between two directories; fresh: EEXIST when there is something of the new name. 0, or -1 with errno. */
+int files_replace(int from_dir, const char *from, int to_dir, const char *to, bool fresh);
 /* The same, making the directories that are missing; files_unmake_parent takes them back. */
 struct made_dirs {
     char path[SG_AGENT_PATH_MAX + 1];

@@ -288,10 +288,10 @@ static int place_named(struct target *t, const char *temp, bool only_new, bool *
         return -1;
     }
     bool fresh = !t->exists || only_new;
-    int r = renameat2(dir, name, t->dir, t->name, fresh ? RENAME_NOREPLACE : 0);
+    int r = files_replace(dir, name, t->dir, t->name, fresh);
     *created = r == 0 && fresh;
     if (r != 0 && errno == EEXIST && !only_new)
-        r = renameat2(dir, name, t->dir, t->name, 0);
+        r = files_replace(dir, name, t->dir, t->name, false);
     close_keep(dir);
     return r;
 }

@@ -182,9 +182,8 @@ static void drop_caps(uint64_t keep)
 {
     struct __user_cap_header_struct h = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct d[2];
-    for (int cap = 0; cap <= 63; cap++)
-        (void)prctl(PR_CAPBSET_DROP, cap, 0, 0,
-                    0); /* needs SETPCAP, which a well-made sandbox does not give */
+    for (int cap = 0; prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0; cap++)
+        ; /* until the last one; EPERM at the first without SETPCAP, which a well-made sandbox does not give */
     get_caps(d);
     d[0].permitted &= (uint32_t)keep;
     d[1].permitted &= (uint32_t)(keep >> 32);

@@ -209,7 +209,7 @@ static int into_new(const struct sg_agent_msg *m)
     int e = to_dir < 0 ? -to_dir : 0;
     if (e == 0 && fchmodat(from_dir, from, 0755, 0) != 0)
         e = errno;
-    if (e == 0 && renameat2(from_dir, from, to_dir, to, RENAME_NOREPLACE) != 0)
+    if (e == 0 && files_replace(from_dir, from, to_dir, to, true) != 0)
         e = errno;
     if (e != 0)
         files_unmake_parent(&made);

@@ -14,7 +14,7 @@
 
 #define SPARE_PROCESSES 16 /* of the agent's own, where commands share its uid */
 #define TERMINALS_MAX "64"
-#define ARGS_MAX (4U * SG_VIEW_BINDS_MAX + 160U)
+#define ARGS_MAX 128U
 
 _Noreturn static void die(const struct sg_build *b, const char *what)
 {
@@ -34,12 +34,13 @@ static const struct {
     {"shm", "/dev/shm", 01777},
 };
 
-/* The machine has a few thousand for all its sandboxes together, so none may have them all. */
-static void mount_terminals(const struct sg_build *b)
+/* With what is mounted below it. */
+static void bind_over(const struct sg_build *b, const char *from, const char *to, uint64_t attributes)
 {
-    if (mount("terminals", b->view->terminals, "devpts", MS_NOSUID | MS_NOEXEC,
-              "newinstance,ptmxmode=0666,mode=0620,max=" TERMINALS_MAX) < 0) {
-        die(b, "cannot mount the sandbox's terminals");
+    struct mount_attr a = {.attr_set = attributes};
+    if (mount(from, to, NULL, MS_BIND | MS_REC, NULL) < 0 ||
+        (attributes != 0 && mount_setattr(AT_FDCWD, to, AT_RECURSIVE, &a, sizeof a) < 0)) {
+        die(b, to);
     }
 }
 
@@ -62,9 +63,7 @@ static void mount_disk(const struct sg_build *b)
     if (mkdir(b->disk_dir, 0755) < 0) {
         die(b, b->disk_dir);
     }
-    if (mount(b->disk_dir, b->view->slot, NULL, MS_BIND, NULL) < 0) {
-        die(b, "cannot bind the sandbox's directory");
-    }
+    bind_over(b, b->disk_dir, b->view->slot, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
 }
 
 static void make_writable(const struct sg_build *b)
@@ -82,6 +81,42 @@ static void make_writable(const struct sg_build *b)
     }
     if (chdir("/") < 0) {
         die(b, "/");
+    }
+}
+
+/* ---- what the sandbox sees ---- */
+
+static void show(const struct sg_build *b, const char *from, const char *inside, uint64_t attributes)
+{
+    sg_cleanup(sg_free_p) char *to = sg_xasprintf("%s%s", b->root->path, inside);
+    bind_over(b, from, to, attributes);
+}
+
+/* The machine has a few thousand for all its sandboxes together, so none may have them all. */
+static void mount_terminals(const struct sg_build *b)
+{
+    sg_cleanup(sg_free_p) char *at = sg_xasprintf("%s/dev/pts", b->root->path);
+    if (mount("terminals", at, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=" TERMINALS_MAX) < 0) {
+        die(b, "cannot mount the sandbox's terminals");
+    }
+}
+
+/* Puts the whole root together in our own mount namespace, for bwrap to bind in one go: for each thing it is asked to bind it
+ * reads the list of all mounts. */
+static void compose_root(const struct sg_build *b)
+{
+    const uint64_t read_only = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
+    for (size_t i = 0; i < b->root->n_binds; i++) {
+        show(b, b->root->binds[i].from, b->root->binds[i].to, read_only);
+    }
+    if (b->open_net && b->root->has_resolv) {
+        show(b, b->view->resolv_inside, "/etc/resolv.conf", read_only);
+    }
+    show(b, b->view->devices, "/dev", 0);
+    mount_terminals(b);
+    for (size_t i = 0; i < SG_COUNT_OF(writable); i++) {
+        sg_cleanup(sg_free_p) char *from = sg_xasprintf("%s/%s", b->view->slot, writable[i].name);
+        show(b, from, writable[i].inside, 0);
     }
 }
 
@@ -133,7 +168,6 @@ static void set_rlimits(const struct sg_build *b)
     }
 }
 
-/* Under memory pressure of the machine sandboxes go before the server. */
 /* bwrap reads the program from the current offset, which all builds would share. */
 static int reopen(const struct sg_build *b, int fd)
 {
@@ -195,20 +229,9 @@ static void add_proc(struct args *a, const struct sg_build *b)
 
 static void add_files(struct args *a, const struct sg_build *b)
 {
-    add(a, "--ro-bind", b->root->path, "/", NULL);
-    for (size_t i = 0; i < b->root->n_binds; i++) {
-        add(a, "--ro-bind", b->root->binds[i].from, b->root->binds[i].to, NULL);
-    }
-    if (b->open_net && b->root->has_resolv) {
-        add(a, "--ro-bind", b->view->resolv_inside, "/etc/resolv.conf", NULL);
-    }
+    /* Not --ro-bind, which would take the devices away: what is to be read-only is so already. */
+    add(a, "--dev-bind", b->root->path, "/", NULL);
     add_proc(a, b);
-    add(a, "--dev", "/dev", "--dev-bind", b->view->terminals, "/dev/pts", NULL);
-    for (size_t i = 0; i < SG_COUNT_OF(writable); i++) {
-        sg_cleanup(sg_free_p) char *from = sg_xasprintf("%s/%s", b->view->slot, writable[i].name);
-        add(a, "--bind", from, writable[i].inside, NULL);
-    }
-    add(a, "--remount-ro", "/dev", NULL);
 }
 
 static void add_agent(struct args *a, const struct sg_build *b)
@@ -230,8 +253,8 @@ void sg_build_child(const struct sg_build *b)
     sg_child_tie(b->parent);
     setsid();
     mount_disk(b);
-    mount_terminals(b);
     make_writable(b);
+    compose_root(b);
     set_rlimits(b);
     sg_child_offer_to_oom_killer();
     struct args a = {.n = 0};

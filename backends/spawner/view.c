@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <sys/mount.h>
@@ -21,12 +22,51 @@ static int make_own(struct sg_view *v, struct sg_error *err)
 {
     v->anchor = OWN;
     v->slot = OWN "/slot";
-    v->terminals = OWN "/terminals";
+    v->devices = OWN "/devices";
     v->empty = OWN "/empty";
     v->nothing = OWN "/nothing";
-    if (mkdir(v->slot, 0755) < 0 || mkdir(v->terminals, 0755) < 0 || mkdir(v->empty, 0) < 0 ||
+    if (mkdir(v->slot, 0755) < 0 || mkdir(v->devices, 0755) < 0 || mkdir(v->empty, 0) < 0 ||
         mknod(v->nothing, S_IFREG, 0) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, OWN);
+    }
+    return 0;
+}
+
+static int show_device(const char *name, struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *from = sg_xasprintf("/dev/%s", name);
+    sg_cleanup(sg_free_p) char *at = sg_xasprintf(OWN "/devices/%s", name);
+    if (mknod(at, S_IFREG | 0444, 0) < 0 || mount(from, at, NULL, MS_BIND, NULL) < 0) {
+        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot show %s", from);
+    }
+    return 0;
+}
+
+/* A file system of its own, for our root is without devices. */
+static int make_devices(const struct sg_view *v, struct sg_error *err)
+{
+    static const char *const devices[] = {"null", "zero", "full", "random", "urandom", "tty"};
+    static const struct sg_view_bind links[] = {{"/proc/self/fd", OWN "/devices/fd"},      {"/proc/self/fd/0", OWN "/devices/stdin"},
+                                                {"/proc/self/fd/1", OWN "/devices/stdout"}, {"/proc/self/fd/2", OWN "/devices/stderr"},
+                                                {"/proc/kcore", OWN "/devices/core"},       {"pts/ptmx", OWN "/devices/ptmx"}};
+    struct mount_attr no_suid = {.attr_set = MOUNT_ATTR_NOSUID}, read_only = {.attr_set = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV};
+    if (mount("devices", v->devices, "tmpfs", MS_NOSUID, "mode=0755,size=64k") < 0 || mkdir(OWN "/devices/shm", 0755) < 0 ||
+        mkdir(OWN "/devices/pts", 0755) < 0) {
+        return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", v->devices);
+    }
+    for (size_t i = 0; i < SG_COUNT_OF(devices); i++) {
+        if (show_device(devices[i], err) < 0) {
+            return -1;
+        }
+    }
+    for (size_t i = 0; i < SG_COUNT_OF(links); i++) {
+        if (symlink(links[i].from, links[i].to) < 0) {
+            return sg_error_sys(err, SG_UNAVAILABLE, errno, "%s", links[i].to);
+        }
+    }
+    if (mount_setattr(AT_FDCWD, v->devices, AT_RECURSIVE, &no_suid, sizeof no_suid) < 0 ||
+        mount_setattr(AT_FDCWD, v->devices, 0, &read_only, sizeof read_only) < 0) {
+        return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot make the devices read-only");
     }
     return 0;
 }
@@ -243,7 +283,7 @@ int sg_view_make(struct sg_view *v, const struct sg_daemon_args *a, struct sg_er
     if (read_agent(cfg->agent_path, &agent, &len, err) < 0) {
         return -1;
     }
-    if (sg_view_enter(a, err) < 0 || make_own(v, err) < 0 || (a->slirp != NULL && make_resolv(v, err) < 0) || write_agent(agent, len, err) < 0 ||
+    if (sg_view_enter(a, err) < 0 || make_own(v, err) < 0 || make_devices(v, err) < 0 || (a->slirp != NULL && make_resolv(v, err) < 0) || write_agent(agent, len, err) < 0 ||
         make_host_root(v, err) < 0) {
         return -1;
     }

@@ -26,7 +26,7 @@ struct sg_view {
     const char *anchor; /* where our own files are */
     const char
         *slot; /* empty directory: each build mounts the slot's own tmpfs here, in its own mount namespace */
-    const char *terminals; /* likewise, for its pseudo-terminals */
+    const char *devices;   /* /dev of every sandbox; shm and pts in it are empty */
     const char *name_servers;  /* resolv.conf of the host, as it was at the start; these two: NULL without any */
     const char *resolv_inside; /* resolv.conf of a sandbox with an open network */
     const char *empty; /* a directory, and a file, that nobody can read: for covering others */
