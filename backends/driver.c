@@ -153,6 +153,16 @@ struct json_t *sg_sandbox_public_url(struct sg_sandbox *sb, uint16_t port)
     return d->ops->public_url != NULL ? d->ops->public_url(sb, port) : NULL;
 }
 
+int sg_sandbox_ask_port(struct sg_sandbox *sb, uint16_t port, const char *path, int64_t deadline_ms, const struct sg_done *done,
+                        struct sg_error *err)
+{
+    const struct sg_driver *d = sb->driver;
+    if (d->ops->ask_port == NULL) {
+        return sg_error_set(err, SG_NOT_SUPPORTED, "%s has no public place for ports", d->facts.name);
+    }
+    return d->ops->ask_port(sb, port, path, deadline_ms, done, err);
+}
+
 struct json_t *sg_sandbox_metadata(struct sg_sandbox *sb)
 {
     const struct sg_driver *d = sb->driver;

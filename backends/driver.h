@@ -349,6 +349,10 @@ struct sg_driver_ops {
     /* MAY, instead of dial: where a port of it is reached from anywhere, as the provider has it: {url, headers}, a new object the caller
      * owns. Nobody is asked, and nothing is checked. */
     struct json_t *(*public_url)(struct sg_sandbox *sb, uint16_t port);
+    /* MUST with public_url. Asks what is there, once: done(NULL) when it answers GET path with 2xx or 3xx. Else SG_ENDPOINT_FAILED,
+     * SG_ENDPOINT_NOT_LISTENING, or what calls to the provider fail with. */
+    int (*ask_port)(struct sg_sandbox *sb, uint16_t port, const char *path, int64_t deadline_ms, const struct sg_done *done,
+                    struct sg_error *err);
     /* MAY: local pools. */
     const struct sg_slot_ops *slots;
     /* MAY: snapshots that lie at the provider. NULL: they are made of files.tree, by the service. */
@@ -398,6 +402,9 @@ int sg_sandbox_dial(struct sg_sandbox *sb, uint16_t port, int64_t deadline_ms, c
                     struct sg_error *err);
 /* NULL: its ports are reached through the server, if at all. */
 struct json_t *sg_sandbox_public_url(struct sg_sandbox *sb, uint16_t port);
+/* SG_NOT_SUPPORTED where there is no such place. */
+int sg_sandbox_ask_port(struct sg_sandbox *sb, uint16_t port, const char *path, int64_t deadline_ms, const struct sg_done *done,
+                        struct sg_error *err);
 struct json_t *sg_sandbox_metadata(struct sg_sandbox *sb);
 
 /* Are new snapshots of it the provider's to hold? NULL: no. */

@@ -12,6 +12,8 @@
 #define ATTEMPT_MS 5000
 #define PAUSE_FIRST_MS 5
 #define PAUSE_MAX_MS 250
+#define ASK_PAUSE_FIRST_MS 50 /* of somebody far away */
+#define ASK_PAUSE_MAX_MS 1000
 /* A good answer is read to its end, so that the service sees no broken connection; but not for long. */
 #define REST_MS 100
 #define REST_BYTES ((size_t)64 * 1024)
@@ -37,7 +39,7 @@ struct sg_probe {
     /* from the dial to the task */
     int dialled;
     struct sg_hold *dialled_hold;
-    struct sg_error dial_error;
+    struct sg_error dial_error; /* or of an ask */
 };
 
 static void attempt(struct sg_probe *p);
@@ -88,7 +90,8 @@ static void failed(struct sg_probe *p, struct sg_error *why)
     } else {
         p->timer.fire = pause_over;
         sg_timer_set(p->a.reactor, &p->timer, now + p->pause_ms);
-        p->pause_ms = 2 * p->pause_ms < PAUSE_MAX_MS ? 2 * p->pause_ms : PAUSE_MAX_MS;
+        int64_t max_ms = p->a.ask != NULL ? ASK_PAUSE_MAX_MS : PAUSE_MAX_MS;
+        p->pause_ms = 2 * p->pause_ms < max_ms ? 2 * p->pause_ms : max_ms;
     }
     sg_error_clear(why);
 }
@@ -230,16 +233,47 @@ static void dialled(void *arg, int fd, struct sg_hold *hold, const struct sg_err
     sg_reactor_post(p->a.reactor, &p->task);
 }
 
+static void asked_run(struct sg_task *t)
+{
+    struct sg_probe *p = sg_container_of(t, struct sg_probe, task);
+    if (p->over) {
+        sg_error_clear(&p->dial_error);
+    } else if (p->dial_error.code != SG_OK) {
+        failed(p, &p->dial_error);
+    } else {
+        finish(p, NULL);
+    }
+    probe_unref(p);
+}
+
+/* Any thread. */
+static void asked(void *arg, const struct sg_error *err)
+{
+    struct sg_probe *p = arg;
+    if (err != NULL) {
+        sg_error_copy(&p->dial_error, err);
+    }
+    p->task.run = asked_run;
+    sg_reactor_post(p->a.reactor, &p->task);
+}
+
+static int begin_attempt(struct sg_probe *p, struct sg_error *err)
+{
+    const struct sg_dial_done to = {.fn = dialled, .arg = p};
+    const struct sg_done answer = {.fn = asked, .arg = p};
+    return p->a.ask != NULL ? p->a.ask(p->a.arg, p->a.port, p->path, p->until_ms, &answer, err)
+                            : p->a.dial(p->a.arg, p->a.port, p->until_ms, &to, err);
+}
+
 static void attempt(struct sg_probe *p)
 {
-    const struct sg_dial_done done = {.fn = dialled, .arg = p};
     struct sg_error err = {0};
     int64_t now = sg_now_ms();
     p->until_ms = p->a.deadline_ms < now + ATTEMPT_MS ? p->a.deadline_ms : now + ATTEMPT_MS;
     p->until_ms = p->until_ms > now + PAUSE_MAX_MS ? p->until_ms : now + PAUSE_MAX_MS;
     p->sent = p->line_len = 0;
     atomic_fetch_add(&p->refs, 1);
-    if (p->a.dial(p->a.arg, p->a.port, p->until_ms, &done, &err) < 0) { /* else it answers, for it has a deadline */
+    if (begin_attempt(p, &err) < 0) { /* else it answers, for it has a deadline */
         failed(p, &err);
         probe_unref(p);
     }
@@ -264,7 +298,7 @@ struct sg_probe *sg_probe_start(const struct sg_probe_args *a)
                               "Connection: close\r\n\r\n",
                               a->path, (unsigned)a->port);
     p->request_len = strlen(p->request);
-    p->pause_ms = PAUSE_FIRST_MS;
+    p->pause_ms = a->ask != NULL ? ASK_PAUSE_FIRST_MS : PAUSE_FIRST_MS;
     p->watch = (struct sg_watch){.ready = ready, .fd = -1};
     p->task.run = first_attempt;
     sg_reactor_post(a->reactor, &p->task);

@@ -182,7 +182,7 @@ static struct sg_e2b_config e2b_config(const struct app *a, const char *label)
 {
     const struct sg_config_cloud *c = &a->cfg->e2b;
 
-    return (struct sg_e2b_config){.api_url = c->api_url, .sandbox_url = c->sandbox_url, .domain = c->domain,
+    return (struct sg_e2b_config){.api_url = c->api_url, .sandbox_url = c->sandbox_url, .port_url = c->port_url, .domain = c->domain,
                                   .template_name = c->template_name, .ca_file = c->ca_file, .proxy = c->proxy,
                                   .max_concurrent = c->max_concurrent, .timeout_ms = c->timeout_ms, .sweep_ms = c->sweep_ms,
                                   .grace_ms = c->grace_ms, .spool_dir = a->state_dir, .server = label};

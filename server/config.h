@@ -46,6 +46,7 @@ struct sg_config_pair {
 struct sg_config_cloud {
     const char *api_url;
     const char *sandbox_url;
+    const char *port_url;
     const char *domain;
     const char *template_name;
     struct sg_secret *proxy; /* NULL: none */

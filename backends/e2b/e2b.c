@@ -15,17 +15,6 @@ static struct json_t *metadata(struct sg_sandbox *base)
     return json_pack("{s:s, s:s}", "isolation", "vm", "tree_kill", "subreaper");
 }
 
-static struct json_t *public_url(struct sg_sandbox *base, uint16_t port)
-{
-    const struct e2b_sandbox *sb = (const struct e2b_sandbox *)base;
-    json_t *headers = json_object();
-
-    if (sb->traffic)
-        json_object_set_new(headers, "e2b-traffic-access-token", json_string(sg_secret_expose(sb->traffic, NULL)));
-    sg_cleanup(sg_free_p) char *url = sg_xasprintf("https://%u-%s.%s/", (unsigned)port, base->id, sb->d->domain);
-    return json_pack("{s:s, s:o}", "url", url, "headers", headers);
-}
-
 static int health(struct sg_driver *base, struct sg_error *err)
 {
     return sg_origin_health(((struct e2b *)base)->api, err);
@@ -55,9 +44,9 @@ static int check(struct sg_driver *base, const struct sg_sandbox_spec *spec, str
     if (spec->snapshot_ref && spec->image)
         return sg_error_field(err, SG_NOT_SUPPORTED, "image", "a sandbox of e2b is made of a snapshot or of an image, not of both");
     if (!spec->snapshot_ref && !spec->image && !d->template_name)
-        return sg_error_field(err, SG_NOT_SUPPORTED, "image", "names no template of e2b, and this server has no default one (e2b.template)");
-    if (spec->n_services > 0)
-        return sg_error_field(err, SG_NOT_SUPPORTED, "services", "of e2b are reached at the provider, and this server does not wait for them: start them, and ask for their endpoint");
+        return sg_error_field(err, SG_NOT_SUPPORTED, "image", "(or env_args.sandbox_image) names no template of e2b, and this server has no default one (e2b.template)");
+    if (spec->image && strspn(spec->image, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/:-") != strlen(spec->image))
+        return sg_error_field(err, SG_NOT_SUPPORTED, "image", "is no name of a template of e2b: those are letters, digits, '.', '_', '-', '/' and ':'");
     return 0;
 }
 
@@ -83,6 +72,7 @@ static void drop(struct sg_driver *base)
     if (d->alarms)
         sg_alarms_close(d->alarms);
     sg_net_client_free(d->streams);
+    sg_net_client_free(d->ports);
     sg_origin_free(d->data);
     sg_origin_free(d->api);
     e2b_unref(d);
@@ -117,7 +107,8 @@ static const struct sg_driver_ops e2b_ops = {
     .exec_start = e2b_exec,
     .files = &e2b_file_ops,
     .snapshots = &e2b_snapshot_ops,
-    .public_url = public_url,
+    .public_url = e2b_public_url,
+    .ask_port = e2b_ask_port,
     .metadata = metadata,
     .health = health,
     .report = report,
@@ -149,6 +140,8 @@ static int connect_to(struct e2b *d, const struct sg_e2b_config *c, const struct
     const struct sg_origin_config ao = {.provider = "e2b", .net = p->net, .alarms = d->alarms, .client = ac, .key_header = "X-API-Key", .key = key};
     const struct sg_origin_config od = {.provider = "e2b", .net = p->net, .alarms = d->alarms, .client = dc};
     if (sg_origin_new(&ao, &d->api, err) < 0 || sg_origin_new(&od, &d->data, err) < 0)
+        return -1;
+    if (e2b_ports_new(d, p->net, client(c, ""), c->port_url, err) < 0)
         return -1;
     return sg_net_client_new(p->net, &sc, &d->streams, err);
 }

@@ -15,6 +15,7 @@
 struct sg_e2b_config {
     const char *api_url;     /* NULL: https://api.DOMAIN */
     const char *sandbox_url; /* NULL: https://sandbox.DOMAIN */
+    const char *port_url;    /* where this server itself reaches the ports of sandboxes, http(s)://HOST[:PORT]; NULL: at https://PORT-ID.DOMAIN */
     const char *domain;      /* NULL: e2b.app */
     const char *template_name; /* of a lease that names no image; MAY be NULL */
     const char *ca_file;     /* PEM, in place of the system's; or NULL */

@@ -20,7 +20,9 @@ struct e2b {
     struct sg_origin *api;   /* lives of sandboxes */
     struct sg_origin *data;  /* short calls to their daemons */
     struct sg_net_client *streams; /* commands and bytes of files */
+    struct sg_net_client *ports;   /* what listens in sandboxes, from outside */
     struct sg_fleet *fleet;
+    _Atomic int api_age; /* enum e2b_age */
     char *domain, *template_name, *server, *spool_dir;
     int64_t timeout_ms;
     void (*orphan)(void *arg, const char *provider, const char *sandbox_id, const char *lease_id);
@@ -39,6 +41,20 @@ struct e2b_sandbox {
 };
 
 void e2b_unref(struct e2b *d);
+
+/* ---- api.c: what older deployments have at another place ---- */
+
+/* POST to "/v2" and path; where that is not known (404, 405), to path alone, which is found out once. path: "/sandboxes" or what is below it. A
+ * call that makes something is not repeatable. */
+void e2b_post(struct e2b *d, const char *path, const json_t *body, bool repeatable, bool insist,
+              void (*done)(void *arg, const struct sg_origin_answer *a, const struct sg_error *err), void *arg);
+
+/* ---- port.c ---- */
+
+struct json_t *e2b_public_url(struct sg_sandbox *base, uint16_t port);
+int e2b_ask_port(struct sg_sandbox *base, uint16_t port, const char *path, int64_t deadline_ms, const struct sg_done *done, struct sg_error *err);
+/* Makes d->ports. c: what all its clients have, its base aside; url: e2b.port_url or NULL. */
+int e2b_ports_new(struct e2b *d, struct sg_net *net, struct sg_net_client_config c, const char *url, struct sg_error *err);
 
 /* ---- sandbox.c ---- */
 

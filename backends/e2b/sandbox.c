@@ -350,13 +350,12 @@ int e2b_extend(struct sg_sandbox *base, int64_t left_ms, const struct sg_done *d
 {
     struct e2b_sandbox *sb = (struct e2b_sandbox *)base;
     struct extending *x = sg_xcalloc(1, sizeof *x);
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v2/sandboxes/%s/connect", base->id);
+    sg_cleanup(sg_free_p) char *path = sandbox_path(base->id, "/connect");
     sg_cleanup(sg_json_p) json_t *body = json_pack("{s:I}", "timeout", (json_int_t)(left_ms / 1000 + E2B_MARGIN_S));
 
     x->sb = (struct e2b_sandbox *)sg_sandbox_ref(base);
     x->done = *done;
-    sg_origin_call(sb->d->api, &(struct sg_origin_call){.method = "POST", .path = path, .body = body, .repeatable = true,
-                                                        .deadline_ms = deadline(sb->d), .done = extended, .arg = x});
+    e2b_post(sb->d, path, body, true, false, extended, x);
     return 0;
 }
 
@@ -484,11 +483,10 @@ static void connected(void *arg, const struct sg_origin_answer *a, const struct 
 /* Tells its tokens; repeating it does no harm, as it only ever lengthens. */
 static void connect_known(struct making *m)
 {
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v2/sandboxes/%s/connect", m->id);
+    sg_cleanup(sg_free_p) char *path = sandbox_path(m->id, "/connect");
     sg_cleanup(sg_json_p) json_t *body = json_pack("{s:I}", "timeout", (json_int_t)m->timeout_s);
 
-    sg_origin_call(m->d->api, &(struct sg_origin_call){.method = "POST", .path = path, .body = body, .repeatable = true, .insist = true,
-                                                       .deadline_ms = deadline(m->d), .done = connected, .arg = m});
+    e2b_post(m->d, path, body, true, true, connected, m);
 }
 
 static void not_there(struct making *m)
@@ -611,7 +609,7 @@ int e2b_create(struct sg_driver *base, const struct sg_sandbox_spec *spec, struc
                struct sg_error *err)
 {
     struct e2b *d = (struct e2b *)base;
-    int64_t timeout_s = spec->timeout_ms / 1000 + E2B_MARGIN_S;
+    int64_t timeout_s = (spec->timeout_ms + spec->setup_ms) / 1000 + E2B_MARGIN_S;
     sg_cleanup(sg_json_p) json_t *body = create_body(d, spec, timeout_s);
 
     if (!body)
@@ -620,8 +618,7 @@ int e2b_create(struct sg_driver *base, const struct sg_sandbox_spec *spec, struc
     m->timeout_s = timeout_s;
     m->resuming = spec->snapshot_ref != NULL;
     m->cancel = cancel ? sg_cancel_ref(cancel) : NULL;
-    sg_origin_call(d->api, &(struct sg_origin_call){.method = "POST", .path = "/v2/sandboxes", .body = body, .deadline_ms = deadline(d),
-                                                    .done = created, .arg = m});
+    e2b_post(d, "/sandboxes", body, false, false, created, m);
     return 0;
 }
 

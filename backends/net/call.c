@@ -101,7 +101,8 @@ static int check(const struct sg_net_client *client, const struct sg_net_request
 {
     bool ok = q->method != NULL && q->method[0] != '\0' && one_line(q->method, false) && q->path != NULL && q->path[0] == '/' &&
               one_line(q->path, false) && strlen(q->path) < PATH_MAX_BYTES && strchr(q->path, '#') == NULL && q->done != NULL &&
-              q->n_headers < HEADERS_MAX && (q->body == NULL || q->body_pipe == NULL || q->upgrade != NULL) &&
+              q->n_headers < HEADERS_MAX && (q->host == NULL || (one_line(q->host, false) && q->host[0] != '\0' && strpbrk(q->host, "/?#@") == NULL)) &&
+              (q->body == NULL || q->body_pipe == NULL || q->upgrade != NULL) &&
               (q->upgrade == NULL || (one_line(q->upgrade, false) && q->body_pipe != NULL && q->response != NULL));
     return ok ? 0 : sg_error_set(err, SG_INTERNAL, "a call to %s is none that can be sent", client->shown);
 }
@@ -121,6 +122,7 @@ int sg_call_new(struct sg_net_client *client, const struct sg_net_request *q, st
     c->cancel = q->cancel != NULL ? sg_cancel_ref(q->cancel) : NULL;
     c->method = sg_xstrdup(q->method);
     c->path = sg_xstrdup(q->path);
+    c->host = q->host != NULL ? sg_xstrdup(q->host) : NULL;
     c->body_len = q->body != NULL ? q->body_len : 0;
     c->body = copy_bytes(q->body, c->body_len);
     c->body_pipe = q->body_pipe != NULL ? sg_pipe_ref(q->body_pipe) : NULL;
@@ -165,6 +167,7 @@ void sg_call_free(struct sg_net_call *c)
     free(c->body);
     free(c->method);
     free(c->path);
+    free(c->host);
     free(c);
 }
 
@@ -377,13 +380,17 @@ static CURLcode set_proxy(struct sg_net_call *c)
 static CURLcode set_origin(struct sg_net_call *c)
 {
     const struct sg_net_client *k = c->client;
-    sg_cleanup(sg_free_p) char *url = sg_xasprintf("%s%s", k->url, c->path);
+    int scheme = (int)(strstr(k->url, "://") - k->url);
+    sg_cleanup(sg_free_p) char *url = c->host != NULL ? sg_xasprintf("%.*s://%s%s", scheme, k->url, c->host, c->path) : sg_xasprintf("%s%s", k->url, c->path);
     CURLcode rc = curl_easy_setopt(c->easy, CURLOPT_URL, url);
     rc |= curl_easy_setopt(c->easy, CURLOPT_PATH_AS_IS, 1L);
     rc |= curl_easy_setopt(c->easy, CURLOPT_PROTOCOLS_STR, "http,https");
     rc |= curl_easy_setopt(c->easy, CURLOPT_SSLVERSION, CURL_SSLVERSION_TLSv1_2);
     if (k->socket != NULL) {
         rc |= curl_easy_setopt(c->easy, CURLOPT_UNIX_SOCKET_PATH, k->socket);
+    }
+    if (k->connect_to != NULL) {
+        rc |= curl_easy_setopt(c->easy, CURLOPT_CONNECT_TO, k->connect_to);
     }
     if (k->ca_file != NULL) {
         rc |= curl_easy_setopt(c->easy, CURLOPT_CAINFO, k->ca_file);

@@ -39,6 +39,7 @@ struct sg_net_client_config {
     const char *key_file;
     /* MAY: "http://[USER:PASSWORD@]HOST[:PORT]", percent-encoded; everything goes through a tunnel (CONNECT) of it. */
     const struct sg_secret *proxy;
+    const char *connect_to;  /* MAY: "host:port" where all its connections go, whatever their name, which certificates are held to */
     bool http2;              /* by ALPN where there is TLS, with prior knowledge elsewhere; else HTTP/1.1 */
     unsigned max_concurrent; /* 0: SG_NET_CONCURRENT_MAX */
     unsigned max_waiting;    /* 0: SG_NET_WAITING_MAX */
@@ -46,7 +47,7 @@ struct sg_net_client_config {
     int receive_buffer;      /* bytes that the system may hold of what nobody reads, per connection; 0: as it likes */
 };
 
-/* SG_INVALID_REQUEST for a base or proxy that is none. The net outlives the client. */
+/* SG_INVALID_REQUEST for a base, proxy or connect_to that is none. The net outlives the client. */
 int sg_net_client_new(struct sg_net *n, const struct sg_net_client_config *c, struct sg_net_client **ret, struct sg_error *err);
 /* Ends all calls with SG_SHUTTING_DOWN and waits until their callbacks have returned; no call may be started meanwhile but from
  * those (they are refused). Blocks for these only; not on the net thread. NULL-safe, returns NULL. */
@@ -79,6 +80,7 @@ struct sg_net_header {
 struct sg_net_request {
     const char *method; /* "GET", ... */
     const char *path;   /* with the query, begins with '/', already escaped; appended to the base */
+    const char *host;   /* MAY: "name[:port]" in place of all of the base behind "://" */
     const struct sg_net_header *headers; /* Host, Content-Length and Transfer-Encoding are made here. A body without Content-Type goes
                                           * out without one. */
     size_t n_headers;

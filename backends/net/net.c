@@ -464,6 +464,21 @@ static int take_proxy(struct sg_net_client *c, const struct sg_secret *proxy, st
     return 0;
 }
 
+/* As curl wants it: of any name and port. */
+static int take_connect_to(struct sg_net_client *c, const char *to, struct sg_error *err)
+{
+    const char *colon = to != NULL ? strrchr(to, ':') : NULL;
+    if (to == NULL) {
+        return 0;
+    }
+    if (colon == NULL || colon == to || colon[1] == '\0' || strpbrk(to, "/?#@") != NULL || !plain(to) || c->socket != NULL) {
+        return sg_error_set(err, SG_INVALID_REQUEST, "\"%s\" is not HOST:PORT", to);
+    }
+    sg_cleanup(sg_free_p) char *rule = sg_xasprintf("::%s", to);
+    c->connect_to = curl_slist_append(NULL, rule);
+    return c->connect_to != NULL ? 0 : sg_error_set(err, SG_NO_MEMORY, "no memory for a client");
+}
+
 static char *copy(const char *s)
 {
     return s != NULL ? sg_xstrdup(s) : NULL;
@@ -479,13 +494,14 @@ static void client_drop(struct sg_net_client *c)
     free(c->key_file);
     free(c->proxy);
     sg_secret_free(c->proxy_auth);
+    curl_slist_free_all(c->connect_to);
     free(c);
 }
 
 int sg_net_client_new(struct sg_net *n, const struct sg_net_client_config *cfg, struct sg_net_client **ret, struct sg_error *err)
 {
     struct sg_net_client *c = sg_xcalloc(1, sizeof *c);
-    if (take_base(c, cfg->base, err) < 0 || take_proxy(c, cfg->proxy, err) < 0) {
+    if (take_base(c, cfg->base, err) < 0 || take_proxy(c, cfg->proxy, err) < 0 || take_connect_to(c, cfg->connect_to, err) < 0) {
         client_drop(c);
         return -1;
     }

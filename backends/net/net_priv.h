@@ -32,6 +32,7 @@ struct sg_net_client {
     char *ca_file, *cert_file, *key_file;
     char *proxy; /* http://HOST[:PORT], or NULL */
     struct sg_secret *proxy_auth; /* USER:PASSWORD, percent-encoded, or NULL */
+    struct curl_slist *connect_to;
     bool http2;
     unsigned max_concurrent, max_waiting;
     int64_t connect_ms;
@@ -87,7 +88,7 @@ struct sg_net_call {
     struct sg_net_call *alive_prev, *alive_next;
 
     /* fixed */
-    char *method, *path;
+    char *method, *path, *host;
     struct curl_slist *headers;
     char *body;
     size_t body_len;

@@ -122,9 +122,11 @@ static const struct conf_table remote_table = {remote_keys, SG_COUNT_OF(remote_k
 /* The same for every cloud; the README shows those of the first (`again` false) only. */
 #define CLOUD_KEYS(sec, repeated) \
     {.section = #sec, .name = "api_url", .type = CONF_STRING, TOP(sec.api_url), URL, .again = repeated, \
-     .help = "the provider's API, if not its public one; likewise for modal, daytona, blaxel, runloop and vercel, as for the next nine"}, \
+     .help = "the provider's API, if not its public one; likewise for modal, daytona, blaxel, runloop and vercel, as for the next ten"}, \
     {.section = #sec, .name = "sandbox_url", .type = CONF_STRING, TOP(sec.sandbox_url), .again = repeated, \
      .help = "URL of a sandbox, if not the provider's own"}, \
+    {.section = #sec, .name = "port_url", .type = CONF_STRING, TOP(sec.port_url), URL, .again = repeated, \
+     .help = "where the server itself reaches the public names of ports, such as https://10.0.0.7, if not by their names; callers are told the names"}, \
     {.section = #sec, .name = "domain", .type = CONF_STRING, TOP(sec.domain), .again = repeated, \
      .help = "the provider's domain, if not its own"}, \
     {.section = #sec, .name = "template", .type = CONF_STRING, TOP(sec.template_name), .again = repeated, \

@@ -8,6 +8,16 @@
 #define DELETE_WAIT_MS 10000
 #define WAIT_MAX_MS 60000
 
+static void add_endpoint(json_t *endpoints, const struct sg_request *r, const struct sg_api *api, const struct sg_lease *l, const char *name, uint16_t port)
+{
+    json_t *place;
+
+    if (!sg_service_elsewhere(api->service, l, port, &place))
+        place = sg_api_endpoint(r, api, l->id, port, NULL);
+    if (place)
+        json_object_set_new(endpoints, name, place);
+}
+
 /* The lease as answered to this request: its endpoints are links that depend on how it was asked. */
 static json_t *lease_json(const struct sg_request *r, const struct sg_api *api, const struct sg_lease *l)
 {
@@ -17,10 +27,10 @@ static json_t *lease_json(const struct sg_request *r, const struct sg_api *api, 
 
     /* What its sandbox brought along. */
     if (l->state == SG_LEASE_READY && t->mode == SG_MODE_BLACKBOX && own > 0 && own <= 65535)
-        json_object_set_new(endpoints, "blackbox", sg_api_endpoint(r, api, l->id, (uint16_t)own, NULL));
+        add_endpoint(endpoints, r, api, l, "blackbox", (uint16_t)own);
     if (l->state == SG_LEASE_READY)
         for (size_t i = 0; i < t->n_services; i++)
-            json_object_set_new(endpoints, t->services[i].name, sg_api_endpoint(r, api, l->id, t->services[i].port, NULL));
+            add_endpoint(endpoints, r, api, l, t->services[i].name, t->services[i].port);
     return sg_lease_json(l, endpoints);
 }
 

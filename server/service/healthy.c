@@ -40,6 +40,11 @@ static int dial(void *arg, uint16_t port, int64_t deadline_ms, const struct sg_d
     return sg_sandbox_dial(((struct await *)arg)->a.sandbox, port, deadline_ms, done, err);
 }
 
+static int ask(void *arg, uint16_t port, const char *path, int64_t deadline_ms, const struct sg_done *done, struct sg_error *err)
+{
+    return sg_sandbox_ask_port(((struct await *)arg)->a.sandbox, port, path, deadline_ms, done, err);
+}
+
 static void asked(void *arg, const struct sg_error *err)
 {
     struct await *w = arg;
@@ -74,6 +79,7 @@ static void ask_next(struct await *w)
     const struct sg_service_port *p = &w->a.terms->services[w->next];
     struct sg_probe_args args = {.reactor = w->s->parts.reactor,
                                  .dial = dial,
+                                 .ask = w->a.sandbox->driver->ops->dial ? NULL : ask,
                                  .done = asked,
                                  .arg = w,
                                  .port = p->port,

@@ -108,3 +108,20 @@ void sg_service_wait_for(struct sg_service *s, const struct sg_wait_args *a)
         wait_unref(w); /* over before the waiter was there to be taken out */
     wait_unref(w);
 }
+
+bool sg_service_elsewhere(struct sg_service *s, const struct sg_lease *l, uint16_t port, struct json_t **ret)
+{
+    const struct sg_driver *d = sg_backends_get(s->parts.backends, l->provider, NULL);
+    struct sg_entry *e;
+
+    *ret = NULL;
+    if (!d || !d->ops->public_url)
+        return false;
+    if (sg_registry_peek(s->leases, NULL, l->id, &e) == 1) {
+        struct sg_sandbox *sb = sg_entry_sandbox(e);
+        *ret = sb ? sg_sandbox_public_url(sb, port) : NULL;
+        sg_sandbox_unref(sb);
+        sg_entry_unref(e);
+    }
+    return true;
+}

@@ -125,6 +125,10 @@ void sg_service_delete(struct sg_service *s, struct sg_entry *e, int64_t wait_ms
 /* Ends a lease whose creation was answered to nobody. */
 void sg_service_abandon(struct sg_service *s, struct sg_entry *e);
 
+/* Is a port of that lease reached at its provider, and not through the server? Then *ret is where: {url, headers}, the caller's, or NULL
+ * as long as its sandbox is not known (a server before this one made it, and it has not been found yet). */
+bool sg_service_elsewhere(struct sg_service *s, const struct sg_lease *l, uint16_t port, struct json_t **ret);
+
 struct sg_wait_args {
     struct sg_entry *lease;
     enum sg_wait_for what;

@@ -68,7 +68,7 @@ static bool has_services(const struct setup *p)
 {
     const struct sg_driver_ops *ops = p->a.sandbox->driver->ops;
 
-    return p->a.terms->mode == SG_MODE_BLACKBOX && p->a.terms->n_services > 0 && ops->dial;
+    return p->a.terms->mode == SG_MODE_BLACKBOX && p->a.terms->n_services > 0 && (ops->dial || ops->ask_port);
 }
 
 /* ---- what is told of a command ---- */

@@ -47,7 +47,7 @@ class Standin:
 
     def config(self, **more):
         """Of a server whose E2B this is."""
-        return {"backends": {"enabled": ["e2b"]}, "e2b": {"api_url": self.url, "sandbox_url": self.url, "domain": "local.test", "template": "base", **more}}
+        return {"backends": {"enabled": ["e2b"]}, "e2b": {"api_url": self.url, "sandbox_url": self.url, "port_url": self.url, "domain": "local.test", "template": "base", **more}}
 
     @property
     def env(self):

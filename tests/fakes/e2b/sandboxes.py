@@ -67,7 +67,7 @@ class Box:
     def __init__(self, directory, spec, source=None):
         """directory: short, for its sockets. source: the root directory of a snapshot."""
         self.id = "i" + secrets.token_hex(9)
-        self.token, self.traffic = secrets.token_hex(16), None
+        self.token, self.traffic, self.open = secrets.token_hex(16), None, False
         self.spec, self.started, self.state = spec, time.time(), "running"
         self.end_at, self.timer, self.lock = 0.0, None, threading.Lock()
         self.connections = set()  # of calls that are under way

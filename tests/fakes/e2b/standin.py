@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """A stand-in for E2B: its lifecycle API and, behind an edge as theirs, the daemons of real sandboxes (bwrap).
 
-usage: standin.py [--port N] [--key-file FILE] [--templates base,other] [--max N] [--max-timeout SECONDS]
+usage: standin.py [--port N] [--key-file FILE] [--templates base,other] [--max N] [--max-timeout SECONDS] [--old STATUS]
 Writes one line of JSON {"port": N} to stdout once it listens on 127.0.0.1; the key may also come from E2B_STANDIN_KEY.
-Ends with its standard input.
+Ends with its standard input. --old: a deployment of before POST /v2/sandboxes..., which is answered with that status.
 
 Faults and figures are had from /_standin/... without a key (tests only):
   POST /_standin/faults   [{"op": OP, "kind": KIND, "times": N, "skip": N, ...}]  replaces the list; times 0: for ever
@@ -218,6 +218,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 op = "read" if self.command == "GET" else "write"
             if op:
                 return self.edge(op, self.headers.get("E2b-Sandbox-Id") or port and port[2])
+            if self.world.args.old and self.command == "POST" and url.path.startswith("/v2/"):
+                b"".join(self.pieces())
+                raise Refused(self.world.args.old, "no matching operation was found")
+            self.v2 = url.path.startswith("/v2/")
             for method, pattern, name in PATHS:
                 found = re.fullmatch(pattern, url.path)
                 if found and method == self.command:
@@ -326,7 +330,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     @staticmethod
     def told(b):
         return {"templateID": b.spec["templateID"], "sandboxID": b.id, "clientID": "6532622b", "alias": b.spec["templateID"],
-                "envdVersion": "0.6.13", "envdAccessToken": b.token, "trafficAccessToken": b.traffic, "domain": None}
+                "envdVersion": "0.6.13", "envdAccessToken": None if b.open else b.token, "trafficAccessToken": b.traffic, "domain": None}
 
     @staticmethod
     def details(b):
@@ -357,6 +361,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if len(w.boxes) >= w.args.max:
             raise Refused(429, f"You have reached the maximum number of concurrent E2B sandboxes ({w.args.max}).")
         made = w.make(spec, timeout)
+        made.open = not self.v2 and not spec.get("secure")
         if kind == "duplicate":
             made = w.make(spec, timeout)
         if kind == "gone":
@@ -615,6 +620,7 @@ def main():
     p.add_argument("--templates", default="base")
     p.add_argument("--max", type=int, default=100)
     p.add_argument("--max-timeout", type=int, default=86400)
+    p.add_argument("--old", type=int)
     args = p.parse_args()
     key = open(args.key_file).read().strip() if args.key_file else os.environ["E2B_STANDIN_KEY"]
     Handler.world = World(args, key)
