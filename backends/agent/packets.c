@@ -25,11 +25,11 @@ int sg_agent_transmit(int sock, const void *data, size_t len, const int *fds, un
     if (n > 0) {
         memset(&control, 0, sizeof control);
         h.msg_control = &control;
-        h.msg_controllen = CMSG_SPACE(sizeof(int) * n);
-        struct cmsghdr *c = CMSG_FIRSTHDR(&h);
+        h.msg_controllen = (socklen_t)CMSG_SPACE(sizeof(int) * n);
+        struct cmsghdr *c = &control.align;
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int) * n);
+        c->cmsg_len = (socklen_t)CMSG_LEN(sizeof(int) * n);
         memcpy(CMSG_DATA(c), fds, sizeof(int) * n);
     }
     ssize_t r;
