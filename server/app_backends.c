@@ -127,6 +127,7 @@ static int docker_config(const struct app *a, const char *dir, const char *agent
                                      .egress_allow = c->docker.egress_allow,
                                      .network = c->docker.network,
                                      .warm = (unsigned)c->docker.warm,
+                                     .commit = c->docker.snapshots == 0,
                                      .start_ms = c->docker.start_timeout_ms,
                                      .orphan_grace_ms = c->docker.orphan_grace_ms};
     if (!sg_docker_user_parse(c->docker.user, &ret->uid, &ret->gid))

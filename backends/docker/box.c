@@ -54,6 +54,7 @@ void docker_sandbox_free(struct sg_sandbox *sb)
     sg_cancel_unref(b->pull);
     (void)sg_close(b->oom_fd);
     free(b->image);
+    free(b->snapshot);
     free(b->body);
     free(b);
     docker_unref(d);

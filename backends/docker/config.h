@@ -29,6 +29,7 @@ struct sg_docker_config {
     const char *const *egress_allow;         /* NULL-terminated, or NULL; as in backends/egress/rules.h. Of SG_EGRESS_RESTRICTED not empty */
     const char *network;                     /* of the engine's, for open */
     unsigned warm;                           /* containers of the default image that are kept ready */
+    bool commit;                             /* the engine holds new snapshots; else they are files of the server's */
     int64_t start_ms;                        /* how long a container may take to be ready once it has been started */
     int64_t orphan_grace_ms;                 /* how long a container waits for a server before it ends */
 };

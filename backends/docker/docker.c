@@ -393,7 +393,9 @@ int sg_docker_new(const struct sg_docker_config *c, const struct sg_docker_parts
     struct docker *d = sg_xcalloc(1, sizeof *d);
     const struct sg_facts_settings settings = {.docker_egress = c->egress, .docker_far = sg_docker_is_far(c)};
     atomic_init(&d->refs, 1);
-    d->base.ops = &docker_ops;
+    d->ops = docker_ops;
+    d->ops.snapshots = c->commit ? &docker_commit_ops : &docker_commit_old_ops;
+    d->base.ops = &d->ops;
     (void)sg_facts_get("docker", &settings, &d->base.facts);
     d->parts = *parts;
     d->run_fd = d->inotify = -1;

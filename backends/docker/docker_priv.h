@@ -30,6 +30,7 @@
 
 struct docker {
     struct sg_driver base;
+    struct sg_driver_ops ops; /* what base has */
     struct sg_docker_config cfg; /* with its own strings */
     struct sg_docker_parts parts;
     char instance[SG_ID_MAX]; /* this server, on an engine that others use, too */
@@ -64,6 +65,7 @@ struct docker {
     struct sg_task close_task, settle_task;
     struct sg_timer sweep_timer;
     struct watch_engine *watching; /* events.c */
+    struct commit *commits;        /* commit.c: snapshots that are being made */
     unsigned warming;
     struct sg_timer warm_timer;
 };
@@ -88,6 +90,7 @@ struct box {
     char lease[SG_ID_MAX];
     bool far; /* its agent is reached through the engine */
     char *image;
+    char *snapshot;          /* the image of one, made on `image`, that the container is made of; or NULL */
     char *body;              /* of the create; NULL: one that is being found */
     struct sg_limits limits; /* as they are */
     enum sg_egress egress;
@@ -255,6 +258,16 @@ void reach_begin(struct box *b);
 void warm_fill(struct docker *d);
 /* A warm container that fits the spec becomes that of the lease; false: there is none. */
 bool warm_take(struct docker *d, struct box *wanted);
+
+/* ---- commit.c ---- */
+
+extern const struct sg_snapshot_ops docker_commit_ops;
+extern const struct sg_snapshot_ops docker_commit_old_ops; /* new snapshots are not the engine's */
+/* Of spec.snapshot_ref: the image that it was made on, borrowed, or NULL; and its own, which the caller frees. */
+const char *docker_snapshot_base(const char *ref);
+char *docker_snapshot_image(const char *ref);
+/* Is it the container of a snapshot that is being made? Reactor thread. */
+bool docker_commits(const struct docker *d, const char *name);
 
 /* ---- end.c ---- */
 

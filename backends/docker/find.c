@@ -151,7 +151,7 @@ static void look_at(struct docker *d, const json_t *container)
         return;
     }
     name += name[0] == '/';
-    if (docker_find(d, name) == NULL) {
+    if (docker_find(d, name) == NULL && !docker_commits(d, name)) {
         remove_stranger(d, id);
     }
 }

@@ -306,6 +306,14 @@ static void image_missing(struct box *b, const char *why)
     sg_error_clear(&err);
 }
 
+static void snapshot_missing(struct box *b)
+{
+    struct sg_error err = {0};
+    sg_error_field(&err, SG_SNAPSHOT_NOT_FOUND, "manifest.snapshot", "the engine has the image %s of the snapshot no more", b->snapshot);
+    make_failed(b, &err);
+    sg_error_clear(&err);
+}
+
 static void make(struct box *b);
 
 static void pulled(void *arg, const struct reply *r)
@@ -361,6 +369,8 @@ static void made(void *arg, const struct reply *r)
             reach_bring(b, brought);
         } else if (r->status == 201) {
             start(b);
+        } else if (r->status == 404 && b->snapshot != NULL) {
+            snapshot_missing(b);
         } else if (r->status == 404 && b->d->cfg.pull && !b->pulled) {
             pull(b);
         } else if (r->status == 404) {

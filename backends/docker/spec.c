@@ -86,6 +86,24 @@ static int unknown_image(const struct sg_docker_config *c, const char *image, st
     return sg_error_reason(err, "unknown_image");
 }
 
+/* What the lease names, or what its snapshot was made on; NULL: the default. */
+static const char *image_of(const struct sg_sandbox_spec *spec)
+{
+    return spec->snapshot_ref != NULL ? docker_snapshot_base(spec->snapshot_ref) : spec->image;
+}
+
+static int check_snapshot(const struct sg_sandbox_spec *spec, struct sg_error *err)
+{
+    const char *base = docker_snapshot_base(spec->snapshot_ref);
+    if (base == NULL) {
+        return sg_error_field(err, SG_SNAPSHOT_NOT_FOUND, "manifest.snapshot", "this is no snapshot of a container");
+    }
+    if (spec->image != NULL && !sg_streq(spec->image, base)) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "image", "the snapshot was made on image %s, and has it", base);
+    }
+    return 0;
+}
+
 int docker_check(struct sg_driver *drv, const struct sg_sandbox_spec *spec, struct sg_error *err)
 {
     const struct docker *d = (const struct docker *)drv;
@@ -93,11 +111,15 @@ int docker_check(struct sg_driver *drv, const struct sg_sandbox_spec *spec, stru
     if (spec->local_pool != NULL && spec->local_pool[0] != '\0') {
         return sg_error_field(err, SG_NOT_SUPPORTED, "local_pool", "containers are of no local pool");
     }
-    if (spec->image == NULL && c->image == NULL) {
+    if (spec->snapshot_ref != NULL && check_snapshot(spec, err) < 0) {
+        return -1;
+    }
+    const char *image = image_of(spec);
+    if (image == NULL && c->image == NULL) {
         return sg_error_field(err, SG_NOT_SUPPORTED, "image", "name an image: there is no default one (docker.image)");
     }
-    if (spec->image != NULL && !image_allowed(c, spec->image)) {
-        return unknown_image(c, spec->image, err);
+    if (image != NULL && !image_allowed(c, image)) {
+        return unknown_image(c, image, err);
     }
     if (sg_egress_check(spec, c->egress, d->rules, "containers here (docker.egress)", err) < 0) {
         return -1;
@@ -122,8 +144,9 @@ void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox
     const struct sg_docker_config *c = &d->cfg;
     struct sg_limits none = {0};
     const struct sg_limits *l = spec != NULL ? &spec->limits : &none;
-    const char *image = spec != NULL && spec->image != NULL ? spec->image : c->image;
-    b->image = sg_xstrdup(image);
+    const char *image = spec != NULL ? image_of(spec) : NULL;
+    b->image = sg_xstrdup(image != NULL ? image : c->image);
+    b->snapshot = spec != NULL && spec->snapshot_ref != NULL ? docker_snapshot_image(spec->snapshot_ref) : NULL;
     b->far = d->far;
     docker_set_egress(b, sg_egress_of(spec, c->egress));
     b->limits.memory_bytes = l->memory_bytes > 0 ? l->memory_bytes : c->memory_max;
@@ -217,5 +240,8 @@ char *docker_body(const struct docker *d, const struct box *b)
         "/workspace", "/home/sandbox", "/tmp", "Cmd", "Tty", 0, "OpenStdin", 0, "Healthcheck", "Test", "NONE", "Labels", LABEL_INSTANCE,
         d->instance, LABEL_LEASE, b->lease, LABEL_RUN, b->run, LABEL_IMAGE, b->image, LABEL_EGRESS, sg_egress_name(b->egress), LABEL_AGENT,
         b->far ? "engine" : "share", "HostConfig", host_config(d, b));
+    if (v != NULL && b->snapshot != NULL) {
+        (void)json_object_set_new(v, "Image", json_string(b->snapshot));
+    }
     return v != NULL ? sg_json_dump(v, NULL) : NULL;
 }

@@ -66,7 +66,7 @@ void warm_fill(struct docker *d)
 
 static bool same(const struct box *a, const struct box *b)
 {
-    return a->egress == b->egress && sg_streq(a->image, b->image) && a->limits.memory_bytes == b->limits.memory_bytes &&
+    return b->snapshot == NULL && a->egress == b->egress && sg_streq(a->image, b->image) && a->limits.memory_bytes == b->limits.memory_bytes &&
            a->limits.pids == b->limits.pids && a->limits.cpu_milli == b->limits.cpu_milli && a->limits.disk_bytes == b->limits.disk_bytes;
 }
 

@@ -22,6 +22,7 @@
 
 static const char *const roles[] = {[SG_ROLE_TENANT] = "tenant", [SG_ROLE_ADMIN] = "admin", NULL};
 static const char *const pool_modes[] = {[SG_POOL_COMMAND_ONLY] = "command_only", [SG_POOL_BLACKBOX] = "blackbox", NULL};
+static const char *const docker_snapshots[] = {"commit", "tar", NULL};
 static const char *const egresses[] = {[SG_EGRESS_NONE] = "none", [SG_EGRESS_LOOPBACK] = "loopback",
                                        [SG_EGRESS_RESTRICTED] = "restricted", [SG_EGRESS_OPEN] = "open", NULL};
 static const char *const disks[] = {[SG_DISK_TMPFS] = "tmpfs", [SG_DISK_DIR] = "dir", NULL};
@@ -270,6 +271,8 @@ static const struct conf_key top_keys[] = {
      .help = "the engine's network for open"},
     {.section = "docker", .name = "warm", .type = CONF_INT, TOP(docker.warm), .def = "0", RANGE(0, 1024),
      .help = "containers of the default image kept ready"},
+    {.section = "docker", .name = "snapshots", .type = CONF_ENUM, TOP(docker.snapshots), .def = "commit", .choices = docker_snapshots,
+     .help = "who holds new snapshots: commit: the engine, as an image with labels; tar: this server, in a file"},
     {.section = "docker", .name = "start_timeout", .type = CONF_DURATION, TOP(docker.start_timeout_ms), .def = "20s", RANGE(SECOND, HOUR),
      .help = "how long a container may take to be ready once it has been started"},
     {.section = "docker", .name = "orphan_grace", .type = CONF_DURATION, TOP(docker.orphan_grace_ms), .def = "10m", RANGE(SECOND, 7 * DAY),

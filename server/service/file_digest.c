@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "service/stepper.h"
+#include "base/stepper.h"
 
 #define PIECE ((size_t)128 << 10)
 #define TURN_BYTES ((uint64_t)8 << 20)

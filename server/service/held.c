@@ -47,6 +47,7 @@ static void log_held(struct sg_archives *a, const struct sg_kept *k, const char 
 struct dropping {
     struct sg_archives *a;
     struct sg_kept k;
+    bool again; /* it was asked for before */
     struct sg_kept_gone done;
     struct dropping *prev, *next;
 };
@@ -98,7 +99,7 @@ static void dropped(void *arg, const struct sg_error *err)
     struct sg_store_op *op;
 
     if (err) {
-        if (err->code != SG_SHUTTING_DOWN)
+        if (err->code != SG_SHUTTING_DOWN && !(err->code == SG_CONFLICT && x->again)) /* one line of what is still needed */
             log_held(x->a, &x->k, "snapshot_not_removed", err);
         drop_over(x, false, NULL); /* the row stays: the next turn asks again */
         return;
@@ -150,6 +151,7 @@ static void drop_begin(struct sg_archives *a, const struct sg_kept *k, const str
         return;
     }
     x->k.state = SG_KEPT_DROPPING;
+    x->again = k->state == SG_KEPT_DROPPING;
     if (k->state == SG_KEPT_DROPPING)
         drop_marked(x, NULL);
     else if (write_row(a, &x->k, drop_marked, x, &err) < 0)

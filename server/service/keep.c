@@ -9,7 +9,7 @@
 
 #include "base/fd.h"
 #include "base/id.h"
-#include "service/stepper.h"
+#include "base/stepper.h"
 
 #define PIECE (256U * 1024U)
 #define TURN_BYTES (8U * 1024U * 1024U)

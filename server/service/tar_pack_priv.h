@@ -4,7 +4,7 @@
 
 #include "base/buf.h"
 #include "model/tree_record.h"
-#include "service/stepper.h"
+#include "base/stepper.h"
 #include "service/tar.h"
 
 #define PACK_PIECE (128U * 1024U)

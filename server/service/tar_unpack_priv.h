@@ -2,9 +2,9 @@
 #ifndef SG_TAR_UNPACK_PRIV_H
 #define SG_TAR_UNPACK_PRIV_H
 
+#include "base/stepper.h"
 #include "model/tree_record.h"
 #include "service/files.h"
-#include "service/stepper.h"
 #include "service/tar.h"
 #include "service/tar_reader.h"
 

@@ -18,7 +18,8 @@ def test_a_lease_begins_with_a_snapshot(server, client, fresh):
     again = Box(server, client.lease(manifest={"snapshot": kept["id"], "files": [{"path": "d/new", "content": "n"}]}))
     assert again.out("cat d/e/f d/new l /tmp/t $HOME/h; stat -c %a d/e/f") == "one\nnone\ntmp\nhome\n700\n" and again.read("b").body == b"\xff"
     assert fresh.read("d/e/f").body == b"two\n" and again.stat("l").json()["type"] == "symlink"
-    assert client.delete("/snapshots/" + kept["id"]).status == 204 and client.get("/snapshots/" + kept["id"]).status == 404
+    assert client.delete("/snapshots/" + kept["id"]).status in (202, 204)  # a provider may keep what a sandbox still needs
+    assert client.get("/snapshots/" + kept["id"]).status == 404
     assert again.read("d/new").body == b"n"
     client.terminate(again.lease)
 

@@ -1,4 +1,4 @@
-#include "service/stepper.h"
+#include "base/stepper.h"
 
 void sg_stepper_ref(void *arg)
 {
