@@ -133,7 +133,7 @@ static int connect_to(struct e2b *d, const struct sg_e2b_config *c, const struct
     if (read_key(&key, err) < 0)
         return -1;
     struct sg_net_client_config ac = client(c, api), dc = client(c, data), sc = client(c, data);
-    sc.http2 = false; /* who does not read would stop all that shares its connection */
+    sc.http2 = false; /* the library would take 32 MiB ahead of each reader who does not read */
     sc.max_concurrent = STREAMS_MAX;
     sc.max_waiting = 0;
     sc.receive_buffer = RECEIVE_BUFFER;

@@ -49,13 +49,15 @@ def test_tls_with_a_ca_of_its_own_and_one_connection_for_many_calls(standin, tls
         before = len(tls.requests())
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             leases = list(pool.map(lambda _: c.lease(), range(3)))
-            # One whose reader does not read holds up no other, however much it writes.
+            # One whose reader does not read holds up no other, and takes no memory, however much it writes.
+            memory = s.rss_kib()
             blocked = [unread(s, f"/leases/{leases[0]}/exec", {"command": "yes 0123456789"}) for _ in range(2)]
             wait_until(lambda: provider(c)["provider"]["calls"]["stream"]["running"] >= 2)
             got = list(pool.map(lambda i: c.exec(leases[i % 3], f"echo {i}; cat", stdin="x" * 1000)["stdout"], range(30)))
             assert got == [f"{i}\n" + "x" * 1000 for i in range(30)]
             assert c.put(f"/leases/{leases[1]}/files?path=f", b"y" * 3000000).status == 201
             assert c.get(f"/leases/{leases[1]}/files?path=f").body == b"y" * 3000000
+            assert SLOW > 1 or s.rss_kib() - memory < 24 * 1024
             for b in blocked:
                 b.close()
         for id in leases:
