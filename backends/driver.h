@@ -52,6 +52,9 @@ struct sg_done {
 struct sg_sandbox_done {
     void (*fn)(void *arg, struct sg_sandbox *sb, const struct sg_error *err);
     void *arg;
+    /* MAY: what a create that takes long is busy with, as members for the lease's `metadata` until it is ready; borrowed for the callback, and
+     * not changed by anybody. Now and then, before fn. */
+    void (*progress)(void *arg, struct json_t *what);
 };
 /* fd: a connected, non-blocking, CLOEXEC stream socket the callee owns; -1 with err. hold (may be NULL): the callee's too,
  * dropped after fd is closed. */

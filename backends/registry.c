@@ -44,7 +44,8 @@ static int make_docker(const struct sg_backend_settings *s, const struct sg_back
                                       .workq = parts->workq,
                                       .net = parts->net,
                                       .egress = parts->egress_event,
-                                      .egress_arg = parts->slot_event_arg};
+                                      .pull = parts->docker_pull,
+                                      .event_arg = parts->slot_event_arg};
     if (parts->net == NULL || s->docker == NULL) {
         return sg_error_set(err, SG_UNAVAILABLE, "there are no means to call an engine");
     }

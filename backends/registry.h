@@ -35,6 +35,8 @@ struct sg_backend_parts {
     void (*slot_event)(void *arg, const struct sg_slot_event *e);
     /* MAY be NULL: what is refused to their sandboxes on the way out. Likewise. */
     void (*egress_event)(void *arg, const struct sg_egress_event *e);
+    /* MAY be NULL: how the engine pulls images. Likewise. */
+    void (*docker_pull)(void *arg, const struct sg_docker_pull *e);
     void *slot_event_arg;
 };
 

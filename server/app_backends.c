@@ -95,6 +95,31 @@ static void egress_event(void *arg, const struct sg_egress_event *e)
     sg_log_end(&l);
 }
 
+static void docker_pull(void *arg, const struct sg_docker_pull *e)
+{
+    static const char *const events[] = {[SG_DOCKER_PULL_BEGUN] = "image_pull_begun", [SG_DOCKER_PULL_GOES_ON] = "image_pull_goes_on",
+                                         [SG_DOCKER_PULL_DONE] = "image_pulled", [SG_DOCKER_PULL_FAILED] = "image_pull_failed"};
+    struct app *a = arg;
+    struct sg_log_line l;
+
+    sg_log_begin(&l, a->log, e->err ? SG_LOG_WARN : SG_LOG_INFO, events[e->step]);
+    sg_log_str(&l, "provider", "docker");
+    sg_log_str(&l, "image", e->image);
+    if (e->step == SG_DOCKER_PULL_GOES_ON)
+        sg_log_str(&l, "status", e->status);
+    if (e->step != SG_DOCKER_PULL_BEGUN) {
+        sg_log_int(&l, "current_bytes", (int64_t)e->current_bytes);
+        sg_log_int(&l, "total_bytes", (int64_t)e->total_bytes);
+        sg_log_int(&l, "duration_ms", e->duration_ms);
+    }
+    sg_log_int(&l, "waiting", e->waiters);
+    if (e->err) {
+        sg_log_str(&l, "reason", e->err->reason);
+        sg_log_error(&l, e->err);
+    }
+    sg_log_end(&l);
+}
+
 /* The repositories are there for every backend; worktrees of them for one. */
 static int open_repos(struct app *a, const struct sg_worktree_config *wc, struct sg_error *err)
 {
@@ -210,7 +235,7 @@ static int make_backends(struct app *a, const struct sg_worktree_config *wc, str
         return -1;
     struct sg_backend_parts parts = {.reactor = a->reactor, .workq = a->workq, .net = a->net, .repos = a->repos, .spawner = a->spawner,
                                      .lease_live = lease_live, .lease_live_arg = a, .orphan = orphan_found, .orphan_arg = a,
-                                     .slot_event = slot_event, .egress_event = egress_event, .slot_event_arg = a};
+                                     .slot_event = slot_event, .egress_event = egress_event, .docker_pull = docker_pull, .slot_event_arg = a};
 
     return sg_backends_new(a->cfg->backends.enabled, sg_config_count(a->cfg->backends.enabled), &settings, &parts, &a->backends,
                            err);

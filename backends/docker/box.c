@@ -51,7 +51,6 @@ void docker_sandbox_free(struct sg_sandbox *sb)
     free(b->cwd);
     sg_error_clear(&b->why);
     sg_cancel_unref(b->cancel);
-    sg_cancel_unref(b->pull);
     (void)sg_close(b->oom_fd);
     free(b->image);
     free(b->snapshot);

@@ -36,6 +36,19 @@ struct sg_docker_config {
 
 /* Are agents reached through the engine? Then there are no terminals, for one. */
 bool sg_docker_is_far(const struct sg_docker_config *c);
+
+/* A pull of an image that the engine lacked, for the log. */
+enum sg_docker_pull_step { SG_DOCKER_PULL_BEGUN, SG_DOCKER_PULL_GOES_ON, SG_DOCKER_PULL_DONE, SG_DOCKER_PULL_FAILED };
+struct sg_docker_pull {
+    enum sg_docker_pull_step step;
+    const char *image;
+    const char *status; /* "resolving", "downloading", "extracting" */
+    uint64_t current_bytes, total_bytes; /* of the layers that are known so far */
+    unsigned waiters;   /* sandboxes */
+    int64_t duration_ms;
+    const struct sg_error *err; /* of a failure */
+};
+
 /* "1000:1000", or "1000" for both: numbers above 0. */
 bool sg_docker_user_parse(const char *s, uint32_t *uid, uint32_t *gid);
 

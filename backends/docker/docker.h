@@ -16,7 +16,9 @@ struct sg_docker_parts {
     struct sg_net *net;
     /* MAY be NULL: what proxies refuse. Reactor thread; must not block or call the driver. */
     void (*egress)(void *arg, const struct sg_egress_event *e);
-    void *egress_arg;
+    /* MAY be NULL: how pulls go. Likewise. */
+    void (*pull)(void *arg, const struct sg_docker_pull *e);
+    void *event_arg;
 };
 
 /* Does not wait for the engine: a driver whose engine is away is unhealthy until it comes. Reads and writes c->dir. */

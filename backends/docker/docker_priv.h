@@ -66,6 +66,7 @@ struct docker {
     struct sg_timer sweep_timer;
     struct watch_engine *watching; /* events.c */
     struct commit *commits;        /* commit.c: snapshots that are being made */
+    struct pull *pulls;            /* pull.c */
     unsigned warming;
     struct sg_timer warm_timer;
 };
@@ -104,7 +105,8 @@ struct box {
     struct sg_cancel_hook hook;
     struct sg_task begin_task, cancel_task;
     bool cancelled, pulled, created, adopted, warm;
-    struct sg_cancel *pull; /* fires to end a pull */
+    struct pull *pull; /* what it waits for, or NULL; among all that do */
+    struct box *pull_prev, *pull_next;
     pid_t pid;              /* of its first process, as the engine says; 0: not known yet */
     int wd;                 /* inotify's */
     bool named;             /* its socket is there */
@@ -164,7 +166,7 @@ struct ask {
     size_t max;       /* of the answer; 0: 1 MiB */
     struct sg_cancel *cancel; /* MAY */
     const struct sg_secret *login; /* MAY: for the registry */
-    bool lines;       /* the answer is a stream of JSON objects: the last error in it counts (pull) */
+    struct sg_pipe *stream; /* MAY: what is answered with a 2xx goes there as it comes; the caller keeps it until fn */
     int64_t stall_ms;
     reply_fn *fn; /* reactor thread, exactly once; not when the driver ends first (docker_closing calls them all) */
     void *arg;
@@ -214,6 +216,8 @@ int docker_create(struct sg_driver *d, const struct sg_sandbox_spec *spec, struc
 /* Lists b and begins; make_cold(): without a look for a warm one. */
 void make_begin(struct box *b);
 void make_cold(struct box *b);
+/* The image is there; or err says why not. */
+void make_pulled(struct box *b, const struct sg_error *err);
 /* The agent's socket has its name. */
 void make_named(struct box *b);
 /* The agent is ready; or it, or something before it, failed. */

@@ -12,7 +12,7 @@ static void refused(void *arg, enum sg_egress_outcome why, const char *target, u
     const struct sg_egress_event e = {
         .why = why, .target = target, .untold = untold, .backend = "docker", .slot = b->base.sb.id, .lease_id = b->lease};
     if (b->d->parts.egress != NULL) {
-        b->d->parts.egress(b->d->parts.egress_arg, &e);
+        b->d->parts.egress(b->d->parts.event_arg, &e);
     }
 }
 

@@ -56,34 +56,11 @@ static void note_message(struct asking *k, const char *text, size_t len)
     (void)snprintf(k->message, sizeof k->message, "%.*s", (int)(len < sizeof k->message ? len : sizeof k->message - 1), text);
 }
 
-/* Objects one after the other; jansson stops behind each. The last error counts, and nothing else. */
-static void read_lines(struct asking *k, const char *text, size_t len)
-{
-    for (size_t at = 0; at < len;) {
-        json_error_t e;
-        json_t *v = json_loadb(text + at, len - at, JSON_DISABLE_EOF_CHECK, &e);
-        if (v == NULL) {
-            return;
-        }
-        at += (size_t)e.position;
-        const char *error = json_string_value(json_object_get(v, "error"));
-        if (error != NULL) {
-            k->status = 500;
-            note_message(k, error, strlen(error));
-        }
-        sg_json_unref(v);
-    }
-}
-
 static void read_answer(struct asking *k, const struct sg_net_response *r)
 {
     size_t len;
     const char *text = sg_net_body(r, &len);
     k->status = sg_net_status(r);
-    if (k->a.lines && k->status < 300) {
-        read_lines(k, text, len);
-        return;
-    }
     (void)sg_json_parse(text, len, &k->json, NULL);
     const char *message = json_string_value(json_object_get(k->json, "message"));
     if (k->status >= 300) {
@@ -119,6 +96,7 @@ static void send_it(struct asking *k, unsigned api)
                                .deadline_ms = k->deadline_ms,
                                .stall_ms = k->a.stall_ms,
                                .response_max = k->a.max,
+                               .response = k->a.stream,
                                .cancel = k->a.cancel,
                                .done = answered,
                                .arg = k};

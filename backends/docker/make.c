@@ -1,6 +1,6 @@
 /* From the wish for a container to its agent's HELLO. One step asks for the next; what goes wrong anywhere ends in make_failed(), which
  * removes whatever there is before it answers. */
-#include "backends/docker/docker_priv.h"
+#include "backends/docker/pull.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,8 +12,6 @@
 #define MAKE_MS 60000
 #define START_MS 60000
 #define LOOK_MS 10000
-#define PULL_STALL_MS 60000
-#define PULL_ANSWER_MAX ((size_t)32 << 20)
 #define IMAGE_ENV_MAX 256U
 
 /* ---- the answer ---- */
@@ -95,7 +93,9 @@ void make_cancel(struct box *b)
 {
     b->cancelled = true;
     if (b->pull != NULL) {
-        sg_cancel_fire(b->pull, SG_CANCEL_CALLER);
+        pull_leave(b);
+        (void)given_up(b);
+        box_unref(b);
     } else if (b->pid > 0) {
         (void)given_up(b); /* it waits for the agent; else the engine's answer is waited for, which comes soon */
     }
@@ -295,10 +295,10 @@ static void brought(void *arg, const struct reply *r)
     box_unref(b);
 }
 
-static void image_missing(struct box *b, const char *why)
+static void image_missing(struct box *b)
 {
     struct sg_error err = {0};
-    sg_error_set(&err, SG_UNAVAILABLE, "the engine has no image %s%s%s", b->image, why[0] != '\0' ? ": " : "", why);
+    sg_error_set(&err, SG_UNAVAILABLE, "the engine has no image %s", b->image);
     sg_error_reason(&err, "image_missing");
     sg_error_retry_after(&err, 30);
     sg_error_member(&err, "image", json_string(b->image));
@@ -316,47 +316,16 @@ static void snapshot_missing(struct box *b)
 
 static void make(struct box *b);
 
-static void pulled(void *arg, const struct reply *r)
+void make_pulled(struct box *b, const struct sg_error *err)
 {
-    struct box *b = arg;
-    b->pull = sg_cancel_unref(b->pull);
-    if (!given_up(b)) {
-        if (r->status == 0 && r->err->code == SG_PROVIDER_TIMEOUT) {
-            image_missing(b, "it could not be pulled in time");
-        } else if (r->status == 0) {
-            failed(b, r, "pull an image");
-        } else if (r->status >= 300) {
-            image_missing(b, r->message);
-        } else {
-            make(b);
-        }
+    if (given_up(b)) {
+        return;
     }
-    box_unref(b);
-}
-
-/* A name without a tag would be all tags. */
-static void pull(struct box *b)
-{
-    const char *at = strchr(b->image, '@');
-    const char *slash = strrchr(b->image, '/');
-    const char *colon = strchr(slash != NULL ? slash : b->image, ':');
-    size_t name_len = at != NULL ? (size_t)(at - b->image) : colon != NULL ? (size_t)(colon - b->image) : strlen(b->image);
-    sg_cleanup(sg_free_p) char *name = sg_xstrndup(b->image, name_len);
-    sg_cleanup(sg_free_p) char *name_escaped = sg_net_escape(name);
-    sg_cleanup(sg_free_p) char *tag = sg_net_escape(at != NULL ? at + 1 : colon != NULL ? colon + 1 : "latest");
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/images/create?fromImage=%s&tag=%s", name_escaped, tag);
-    b->pulled = true;
-    b->pull = sg_cancel_new();
-    engine_ask(b->d, &(struct ask){.method = "POST",
-                                   .path = path,
-                                   .ms = b->d->cfg.pull_ms,
-                                   .stall_ms = PULL_STALL_MS,
-                                   .max = PULL_ANSWER_MAX,
-                                   .lines = true,
-                                   .login = login_for(b->d, b->image),
-                                   .cancel = b->pull,
-                                   .fn = pulled,
-                                   .arg = box_ref(b)});
+    if (err != NULL) {
+        make_failed(b, err);
+    } else {
+        make(b);
+    }
 }
 
 static void made(void *arg, const struct reply *r)
@@ -372,9 +341,10 @@ static void made(void *arg, const struct reply *r)
         } else if (r->status == 404 && b->snapshot != NULL) {
             snapshot_missing(b);
         } else if (r->status == 404 && b->d->cfg.pull && !b->pulled) {
-            pull(b);
+            b->pulled = true;
+            pull_for(b);
         } else if (r->status == 404) {
-            image_missing(b, "");
+            image_missing(b);
         } else {
             failed(b, r, "make a container");
         }

@@ -39,7 +39,7 @@ static void make_one(struct docker *d)
     b->warm = true;
     docker_apply(d, b, NULL);
     b->body = docker_body(d, b);
-    b->done = (struct sg_sandbox_done){warmed, docker_ref(d)};
+    b->done = (struct sg_sandbox_done){.fn = warmed, .arg = docker_ref(d)};
     d->warming++;
     make_begin(b);
     box_unref(b);

@@ -105,6 +105,21 @@ static void seal_written(void *arg, const struct sg_error *err)
     seal_free(s);
 }
 
+static void set_metadata(struct sg_entry *e, json_t *v)
+{
+    sg_json_unref(e->lease.metadata);
+    e->lease.metadata = sg_json_ref(v);
+}
+
+void sg_registry_progress(struct sg_registry *r, struct sg_entry *e, json_t *what)
+{
+    pthread_mutex_lock(&r->lock);
+    if (e->lease.state == SG_LEASE_CREATING && !e->committing) {
+        set_metadata(e, what);
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
 /* Fills the entry in; the lease as it will be goes to *ret. */
 static void fill_in(struct sg_entry *e, const struct sg_grant *g, struct sg_lease *ret)
 {
@@ -113,8 +128,7 @@ static void fill_in(struct sg_entry *e, const struct sg_grant *g, struct sg_leas
     (void)snprintf(l->sandbox_id, sizeof l->sandbox_id, "%s", g->sandbox_id);
     (void)snprintf(l->receipt_id, sizeof l->receipt_id, "%s", g->receipt_id != NULL ? g->receipt_id : "");
     l->caps = g->caps;
-    sg_json_unref(l->metadata);
-    l->metadata = sg_json_ref(g->metadata);
+    set_metadata(e, g->metadata);
     e->outlives = g->outlives_server;
     e->sandbox = g->sandbox != NULL ? e->reg->cfg.sandbox_ref(g->sandbox) : NULL;
     e->expires_ms = sg_now_ms() + l->terms->timeout_ms;
@@ -254,6 +268,9 @@ void sg_registry_failed(struct sg_registry *r, struct sg_entry *e, struct sg_sto
     bool writes = false;
     if (e->held && !e->committing &&
         (e->lease.state == SG_LEASE_CREATING || e->lease.state == SG_LEASE_RELEASING)) {
+        if (e->lease.sandbox_id[0] == '\0') {
+            set_metadata(e, NULL); /* only progress has been there */
+        }
         step_failed(e, why, &after);
         writes = write_failure(e, with, done, &err);
         sg_entry_let_go(e, &after);

@@ -112,6 +112,10 @@ int sg_registry_reserve(struct sg_registry *r, const struct sg_reserve *q, enum 
 int sg_registry_intent(struct sg_registry *r, struct sg_entry *e, const char *provider, bool outlives_server,
                        struct sg_store_op *with, const struct sg_store_done *done, struct sg_error *err);
 
+/* What a lease that is being created is waiting for: its `metadata` until it is ready, or failed. Borrowed; the entry takes a reference. Nothing
+ * is written down. */
+void sg_registry_progress(struct sg_registry *r, struct sg_entry *e, struct json_t *what);
+
 struct sg_grant {
     struct sg_sandbox *sandbox; /* the entry takes its own reference */
     const char *provider;

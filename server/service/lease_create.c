@@ -348,10 +348,17 @@ static void sandbox_created(void *arg, struct sg_sandbox *sb, const struct sg_er
     restore_snapshot(c);
 }
 
+static void sandbox_comes(void *arg, json_t *what)
+{
+    struct sg_creation *c = arg;
+
+    sg_registry_progress(c->s->leases, c->entry, what);
+}
+
 static void create_sandbox(struct sg_creation *c)
 {
     struct sg_sandbox_spec spec = sg_creation_spec(c);
-    struct sg_sandbox_done done = {.fn = sandbox_created, .arg = c};
+    struct sg_sandbox_done done = {.fn = sandbox_created, .arg = c, .progress = sandbox_comes};
 
     if (sg_driver_create(c->driver, &spec, sg_entry_cancel(c->entry), &done, &c->why) < 0)
         give_up(c);

@@ -234,21 +234,21 @@ def engine(*options, kind=Engine):
 
 
 class Registry(http.server.ThreadingHTTPServer):
-    """A registry with one image, `private/box`, for who has the password; whatever else is asked for hangs until the end."""
+    """A registry for who has the password. `private/box` is an image; `private/slow` one with a further layer, of which the second half comes
+    once `go` is set; of `private/broken` a layer is not what it is said to be; whatever else is asked for hangs until the end."""
     daemon_threads = True
+    KIND = "application/vnd.docker.distribution.manifest.v2+json"
 
     def __init__(self, user="puller", password="p4ssw0rd"):
         self.expected = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-        self.seen, self.over = [], threading.Event()
-        layer = image_tar()
-        config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Env": ["FROM_IMAGE=yes"]},
-                             "rootfs": {"type": "layers", "diff_ids": [digest(layer)]}}).encode()
-        kind = "application/vnd.docker.distribution.manifest.v2+json"
-        self.manifest = json.dumps({
-            "schemaVersion": 2, "mediaType": kind,
-            "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": len(config), "digest": digest(config)},
-            "layers": [{"mediaType": "application/vnd.docker.image.rootfs.diff.tar", "size": len(layer), "digest": digest(layer)}]}).encode()
-        self.blobs = {digest(b): b for b in (layer, config)}
+        self.seen, self.paths, self.over, self.go = [], [], threading.Event(), threading.Event()
+        self.blobs, self.manifests = {}, {}
+        layer, slow, wrong = image_tar(), noise_tar(SLOW_BYTES), noise_tar(1 << 16)
+        self.slow = digest(slow)
+        self.add("private/box", [layer])
+        self.add("private/slow", [layer, slow])
+        self.add("private/broken", [layer, wrong])
+        self.blobs[digest(wrong)] = bytes(len(wrong))
         registry = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -259,32 +259,54 @@ class Registry(http.server.ThreadingHTTPServer):
 
             def do_GET(self):
                 registry.seen.append(self.headers.get("Authorization"))
+                registry.paths.append(self.path)
                 last = self.path.rsplit("/", 1)[-1]
+                manifest = registry.manifests.get(self.path.rpartition("/manifests/")[0])
                 if self.headers.get("Authorization") != registry.expected:
                     self.answer(401, b"{}", [("WWW-Authenticate", 'Basic realm="test"')])
                 elif self.path == "/v2/":
                     self.answer(200, b"{}")
-                elif self.path.startswith("/v2/private/box/manifests/"):
-                    self.answer(200, registry.manifest, [("Content-Type", kind), ("Docker-Content-Digest", digest(registry.manifest))])
+                elif manifest:
+                    self.answer(200, manifest, [("Content-Type", registry.KIND), ("Docker-Content-Digest", digest(manifest))])
                 elif last in registry.blobs:
-                    self.answer(200, registry.blobs[last])
+                    self.answer(200, registry.blobs[last], pause=last == registry.slow)
                 else:
                     registry.over.wait(60)
 
             do_HEAD = do_GET
 
-            def answer(self, status, body, headers=()):
+            def answer(self, status, body, headers=(), pause=False):
                 self.send_response(status)
                 for k, v in [*headers, ("Content-Length", str(len(body))), ("Docker-Distribution-Api-Version", "registry/2.0")]:
                     self.send_header(k, v)
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(body)
+                    half = len(body) // 2 if pause else 0
+                    for at in range(0, half, half // 4 + 1):  # engines tell of progress ten times a second, and of half a MiB at least
+                        self.wfile.write(body[at:min(half, at + half // 4 + 1)])
+                        registry.go.wait(0.12)
+                    if pause:
+                        registry.go.wait(60)
+                    self.wfile.write(body[half:])
+
+            def handle(self):
+                with contextlib.suppress(ConnectionError):  # a pull that is given up
+                    super().handle()
 
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
+    def add(self, name, layers):
+        config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Env": ["FROM_IMAGE=yes"]},
+                             "rootfs": {"type": "layers", "diff_ids": [digest(l) for l in layers]}}).encode()
+        self.manifests["/v2/" + name] = json.dumps({
+            "schemaVersion": 2, "mediaType": self.KIND,
+            "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": len(config), "digest": digest(config)},
+            "layers": [{"mediaType": "application/vnd.docker.image.rootfs.diff.tar", "size": len(l), "digest": digest(l)} for l in layers]}).encode()
+        self.blobs.update({digest(b): b for b in (*layers, config)})
+
     def __exit__(self, *exc):
+        self.go.set()
         self.over.set()
         self.shutdown()
         super().__exit__(*exc)
@@ -292,6 +314,18 @@ class Registry(http.server.ThreadingHTTPServer):
     @property
     def address(self):
         return f"127.0.0.1:{self.server_address[1]}"
+
+
+SLOW_BYTES = 4 << 20
+
+
+def noise_tar(n):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as t:
+        i = tarfile.TarInfo(f"noise-{n}")
+        i.size = n
+        t.addfile(i, io.BytesIO(os.urandom(n)))
+    return out.getvalue()
 
 
 def digest(data):
