@@ -1,5 +1,6 @@
 /* The connection: requests out from any thread, answers in on the reactor, one way to be lost. */
 #include "backends/agent/client_priv.h"
+#include "backends/agent/far.h"
 #include "backends/agent/packets.h"
 
 #include <errno.h>
@@ -68,6 +69,9 @@ static void end(struct sg_agent *a, const char *reason, const char *what)
     bool closing = a->closing;
     if (closing) {
         sg_error_set(&a->why, SG_LEASE_GONE, "the sandbox has ended");
+    } else if (sg_streq(reason, SG_AGENT_RELAY_GONE)) {
+        sg_error_set(&a->why, SG_OUTCOME_UNKNOWN, "the connection to the sandbox broke: %s", what);
+        sg_error_reason(&a->why, reason);
     } else {
         sg_error_set(&a->why, SG_SANDBOX_LOST, "the sandbox is lost: %s", what);
         sg_error_reason(&a->why, reason);

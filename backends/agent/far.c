@@ -87,7 +87,7 @@ static void input_over(struct far *f, ssize_t n)
         sg_error_set(&err, SG_PROVIDER_FAILED, "its relay has ended");
     if (f->o.explain != NULL)
         f->o.explain(f->o.arg, &err);
-    far_end(f, "relay_gone", err.message);
+    far_end(f, SG_AGENT_RELAY_GONE, err.message);
     sg_error_clear(&err);
 }
 

@@ -6,6 +6,9 @@
 #include "backends/agent/client.h"
 #include "base/pipe.h"
 
+/* Why it is lost when the connection, or the relay, ended: the agent may be there all the same, and what was asked of it may have happened. */
+#define SG_AGENT_RELAY_GONE "relay_gone"
+
 struct sg_agent_far {
     struct sg_pipe *in;  /* what comes from the relay; a reference is taken. It is stopped at the end */
     struct sg_pipe *out; /* what goes to it, likewise. It is closed at the end */

@@ -299,10 +299,16 @@ static void keep(struct relay *r, const uint32_t *names, unsigned n, const void 
     DL_APPEND(r->gated, g);
 }
 
+/* What names new channels does not wait: their bytes come right behind it. */
+static bool waits(unsigned n, const void *data, size_t len)
+{
+    return n == 0 || (len > 1 && ((const unsigned char *)data)[1] == SG_AGENT_COMMIT);
+}
+
 int relay_take(void *arg, const uint32_t *names, unsigned n, const void *data, size_t len)
 {
     struct relay *r = arg;
-    if (r->gate != NULL || !take(r, names, n, data, len))
+    if ((r->gate != NULL && waits(n, data, len)) || !take(r, names, n, data, len))
         keep(r, names, n, data, len);
     return 0;
 }

@@ -65,7 +65,7 @@ struct relay {
     int epoll, oom;
     struct sg_agent_post agent; /* its socket, and what waits to be taken by it */
     struct ask *asks;
-    struct ask *gate; /* a COMMIT waits for the agent's word about its file; what comes after it waits, too: no input is read */
+    struct ask *gate; /* a COMMIT waits for the agent's word about its file; what comes after it and names no new channel waits, too */
     struct gated *gated;
     unsigned ending; /* commands that have ended while others may hold their outputs */
     struct rest *rests;

@@ -16,6 +16,8 @@ void sg_agent_sandbox_set(struct sg_agent_sandbox *s, struct sg_agent *a)
 {
     (void)pthread_mutex_lock(&s->lock);
     s->agent = a;
+    s->lost = false; /* it may have been, for a while */
+    sg_error_clear(&s->why);
     (void)pthread_mutex_unlock(&s->lock);
 }
 
@@ -23,7 +25,7 @@ struct sg_agent *sg_agent_sandbox_take(struct sg_agent_sandbox *s, const struct 
 {
     (void)pthread_mutex_lock(&s->lock);
     struct sg_agent *a = sg_steal(&s->agent);
-    if (a != NULL && why != NULL) {
+    if (why != NULL && (a != NULL || s->lost)) {
         s->lost = true;
         sg_error_copy(&s->why, why);
     }

@@ -17,7 +17,7 @@ struct sg_agent_sandbox {
 
 void sg_agent_sandbox_init(struct sg_agent_sandbox *s, struct sg_driver *d);
 void sg_agent_sandbox_finish(struct sg_agent_sandbox *s);
-/* Gives it an agent, whose reference is taken over. */
+/* Gives it an agent, also one that was lost with the one before, whose reference is taken over. */
 void sg_agent_sandbox_set(struct sg_agent_sandbox *s, struct sg_agent *a);
 /* Takes the agent away, to be closed and dropped by the caller; NULL when there is none. why (borrowed) NULL: the sandbox has been
  * terminated; else it is lost, once and for good. */

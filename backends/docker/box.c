@@ -230,17 +230,37 @@ static int dial_agent(const struct box *b, struct sg_error *err)
 
 static void agent_ready(void *arg, const struct sg_agent_facts *facts)
 {
+    struct box *b = arg;
     (void)facts;
-    make_ready(arg);
+    if (b->again) {
+        again_ready(b);
+    } else {
+        make_ready(b);
+    }
+}
+
+/* Before it was ready: to whoever asked for it nothing has happened. */
+static void never_ready(struct box *b, const struct sg_error *why)
+{
+    struct sg_error err = {0};
+    sg_error_set(&err, SG_PROVIDER_FAILED, "the agent of a container could not be reached: %s", why->message);
+    sg_error_reason(&err, why->reason);
+    sg_error_member(&err, "provider", json_string("docker"));
+    make_failed(b, &err);
+    sg_error_clear(&err);
 }
 
 static void agent_lost(void *arg, const struct sg_error *why)
 {
     struct box *b = arg;
     b = b->became != NULL ? b->became : b;
-    if (b->greeting != NULL || (b->state == BOX_MAKING && b->serving)) {
+    if (b->again) {
+        again_failed(b, NULL, why);
+    } else if (b->far && b->state == BOX_MAKING) {
+        never_ready(b, why);
+    } else if (b->greeting != NULL || (b->state == BOX_MAKING && b->serving)) {
         make_failed(b, why);
-    } else {
+    } else if (!again_begin(b, why)) {
         box_lost(b, why);
     }
 }

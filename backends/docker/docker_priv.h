@@ -6,6 +6,7 @@
 #ifndef SG_DOCKER_PRIV_H
 #define SG_DOCKER_PRIV_H
 
+#include "backends/agent/far.h"
 #include "backends/agent/sandbox.h"
 #include "backends/docker/docker.h"
 #include "backends/egress/lease.h"
@@ -90,6 +91,8 @@ struct box {
     char run[SG_ID_MAX]; /* its directory below run_fd */
     char lease[SG_ID_MAX];
     bool far; /* its agent is reached through the engine */
+    bool again; /* ready, but that way broke and is being made again, */
+    int64_t until_ms; /* ... until then */
     char *image;
     char *snapshot;          /* the image of one, made on `image`, that the container is made of; or NULL */
     char *body;              /* of the create; NULL: one that is being found */
@@ -254,8 +257,16 @@ void blackbox_start(struct box *b);
 int reach_load(struct docker *d, struct sg_error *err);
 /* Puts it into the container of b, which does not run yet. fn gets a reference on b. */
 void reach_bring(struct box *b, reply_fn *fn);
-/* Starts a relay in the container of b, which runs: make_ready() or make_failed() comes. */
+/* Starts a relay in the container of b, which runs: make_ready() or make_failed() comes, or again_ready() or again_failed(). */
 void reach_begin(struct box *b);
+
+/* ---- again.c ---- */
+
+/* The agent of b is gone. True: it is looked for. */
+bool again_begin(struct box *b, const struct sg_error *why);
+/* It could not be reached; r (MAY be NULL): the engine's answer. */
+void again_failed(struct box *b, const struct reply *r, const struct sg_error *why);
+void again_ready(struct box *b);
 
 /* ---- warm.c ---- */
 

@@ -31,11 +31,14 @@ static void tell_endings(struct box *b, const struct sg_error *err)
 
 static void drop_agent(struct box *b, const struct sg_error *why)
 {
+    struct sg_agent *all[] = {sg_agent_sandbox_take(&b->base, why), sg_steal(&b->greeting)};
     b->proxy = sg_egress_proxy_stop(b->proxy);
-    struct sg_agent *a = sg_agent_sandbox_take(&b->base, why);
-    if (a != NULL) {
-        sg_agent_close(a);
-        sg_agent_unref(a);
+    b->again = false;
+    for (size_t i = 0; i < SG_COUNT_OF(all); i++) {
+        if (all[i] != NULL) {
+            sg_agent_close(all[i]);
+            sg_agent_unref(all[i]);
+        }
     }
 }
 
@@ -233,11 +236,6 @@ void box_shut(struct box *b)
     sg_error_set(&err, SG_SHUTTING_DOWN, "the server ends; the next one asks the engine again");
     sg_timer_cancel(b->d->parts.reactor, &b->timer);
     b->state = b->state == BOX_GONE ? BOX_GONE : BOX_LOST;
-    struct sg_agent *a = sg_steal(&b->greeting);
-    if (a != NULL) {
-        sg_agent_close(a);
-        sg_agent_unref(a);
-    }
     drop_agent(b, &err);
     if (b->done.fn != NULL) {
         make_answer(b, &err);

@@ -52,11 +52,6 @@ void make_failed(struct box *b, const struct sg_error *why)
     sg_error_clear(&b->why);
     sg_error_copy(&b->why, why);
     sg_timer_cancel(b->d->parts.reactor, &b->timer);
-    struct sg_agent *a = sg_steal(&b->greeting);
-    if (a != NULL) {
-        sg_agent_close(a);
-        sg_agent_unref(a);
-    }
     box_end(b, &(struct sg_done){failure_cleaned, box_ref(b)});
 }
 

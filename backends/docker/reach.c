@@ -6,7 +6,6 @@
 #include <archive_entry.h>
 #include <stdio.h>
 
-#include "backends/agent/far.h"
 #include "backends/docker/stream.h"
 #include "base/buf.h"
 #include "base/clock.h"
@@ -153,13 +152,15 @@ static void exec_made(void *arg, const struct reply *r)
     struct box *b = arg;
     struct sg_error err = {0};
     const char *id = json_string_value(json_object_get(r->json, "Id"));
-    if (b->state == BOX_MAKING && b->greeting == NULL) {
+    if ((b->state == BOX_MAKING || b->again) && b->greeting == NULL) {
         if (r->status != 201 || id == NULL) {
             engine_error(r, "start a relay in a container", &err);
         } else {
             (void)reach_agent(b, id, &err);
         }
-        if (err.code != SG_OK) {
+        if (err.code != SG_OK && b->again) {
+            again_failed(b, r, &err);
+        } else if (err.code != SG_OK) {
             make_failed(b, &err);
         }
         sg_error_clear(&err);

@@ -1,4 +1,4 @@
-"""An engine that is reached over TCP, with and without TLS, and that shares a directory with the server."""
+"""An engine that is reached over TCP, with and without TLS, and that shares a directory with the server, or does not."""
 import socket
 import subprocess
 import threading
@@ -12,9 +12,10 @@ why = engines.why_not()
 pytestmark = pytest.mark.skipif(why is not None, reason=str(why))
 
 
-def serve(host, **docker):
+def serve(host, shared=True, **docker):
     s = Server({"backends": {"enabled": ["docker"]}, "log": {"level": "debug"}, "docker": dict({"host": host, "image": engines.IMAGE, "pull": False}, **docker)})
-    s.config["docker"]["agent_host_dir"] = s.state + "/docker"
+    if shared:
+        s.config["docker"]["agent_host_dir"] = s.state + "/docker"
     return s
 
 
@@ -91,6 +92,30 @@ def test_who_shows_the_right_certificate_is_served(engine, certificates):
         with open(certificates.path("client.key")) as f:
             secret = f.read().split("\n")[1]
         assert secret not in s.log_text() and secret not in str(s.client().get("/backends").json())
+
+
+def test_a_whole_job_on_an_engine_that_shares_nothing(engine, certificates):
+    with serve(f"tcp://127.0.0.1:{engine.port}", shared=False, **keys(certificates)) as s:
+        c = s.client()
+        r = c.post("/leases", {"timeout_sec": 600})
+        assert r.status == 201 and r.json()["metadata"]["agent_path"] == "engine", r
+        lease = r.json()["id"]
+        m = engine.inspect("sandgate-" + lease)["Mounts"]
+        assert [(x["Type"], x["Destination"]) for x in m if x["Destination"].startswith("/.sandgate")] == [("volume", "/.sandgate")], m
+        data = bytes(range(256)) * 20000  # 5 MB
+        assert c.write(lease, "a/f", data).status == 201 and c.read(lease, "a/f").body == data
+        assert c.exec(lease, ["cat"], stdin="typed")["stdout"] == "typed" and c.exec(lease, "wc -c < a/f")["stdout"].strip() == str(len(data))
+        assert c.exec(lease, "(busybox httpd -p 127.0.0.1:8081 -h /workspace/a)")["returncode"] == 0
+        assert c.get(f"/leases/{lease}/proxy/8081/f").body == data
+        r = c.post(f"/leases/{lease}/exec", {"command": "true", "tty": {}})
+        assert r.status == 422 and r.code == "not_supported" and r.json()["field"] == "tty", r
+        r = c.post("/leases", {"network_egress_class": "restricted"})
+        assert r.status == 422 and r.json()["field"] == "network_egress_class", r
+        s.kill9()
+        s.start()
+        wait_until(lambda: s.client().read(lease, "a/f").body == data)
+        s.client().terminate(lease)
+        assert engine.containers() == [] and not engine.call("GET", "/volumes")[1]["Volumes"]
 
 
 WRONG = {
@@ -203,7 +228,8 @@ def test_plain_tcp_and_a_network_that_fails(engine):
     relay.close()
 
 
-@pytest.mark.parametrize("docker,word", [({"host": "tcp://127.0.0.1:1", "tls_cert": "/a.pem"}, "docker.tls_key"),
+@pytest.mark.parametrize("docker,word", [({"host": "tcp://127.0.0.1:1", "shared": False, "egress": "restricted", "egress_allow": ["a.example"]}, "docker.egress"),
+                                         ({"host": "tcp://127.0.0.1:1", "tls_cert": "/a.pem"}, "docker.tls_key"),
                                          ({"host": "unix:///x", "tls_ca": "/a.pem"}, "docker.tls_ca"), ({"host": "http://127.0.0.1:1", "tls_ca": "/a.pem"}, "docker.tls_ca")])
 def test_settings_that_cannot_be(docker, word):
     s = serve(**docker)

@@ -1,0 +1,254 @@
+"""An engine that shares no directory with the server: what leads to the agents is a relay in each container, which may die, be cut off or lie.
+
+What commands and files are like there is the conformance suite's matter (row docker_engine).
+"""
+import concurrent.futures
+import os
+import signal
+import socket
+import struct
+import threading
+
+import pytest
+
+import engine as engines
+from harness import Server, wait_until
+
+why = engines.why_not()
+pytestmark = pytest.mark.skipif(why is not None, reason=str(why))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with engines.engine() as e:
+        yield e
+
+
+def serve(host, **docker):
+    return Server({"backends": {"enabled": ["docker"]}, "docker": dict({"host": host, "image": engines.IMAGE, "pull": False, "agent": "engine"}, **docker)})
+
+
+@pytest.fixture(scope="module")
+def server(engine):
+    with serve(engine.host) as s:
+        yield s
+    assert engine.containers() == [] and volumes(engine) == []
+
+
+@pytest.fixture
+def client(server):
+    return server.client()
+
+
+def volumes(e):
+    return [v["Name"] for v in e.call("GET", "/volumes")[1]["Volumes"] or []]
+
+
+def relay_of(engine, lease):
+    """The relay's process, as this machine sees it."""
+    rows = engine.call("GET", f"/containers/sandgate-{lease}/top?ps_args=-eo%20pid,args")[1]["Processes"]
+    return next(int(pid) for pid, *args in rows if args == ["/.sandgate/agent relay /.sandgate/run"])
+
+
+def state(client, lease):
+    return client.get(f"/leases/{lease}").json()
+
+
+# ---- what is in there ----
+
+def test_commands_gain_nothing_over_the_relay(client):
+    lease = client.lease()
+    r = client.exec(lease, "p=$(ps -o pid,args | awk '$2 == \"/.sandgate/agent\" && $3 == \"relay\" {print $1}'); test -n \"$p\" && echo found; kill -9 $p; kill -STOP 1; ls /proc/$p/fd; "
+                           "cat /proc/$p/mem; echo x > /proc/$p/fd/1; ls /.sandgate/run; /.sandgate/agent relay /.sandgate/run; echo $?; cp /bin/sh /.sandgate/agent")
+    assert r["stdout"].split() == ["found", "71"], r  # none of the rest wrote anything there
+    assert r["stderr"].count("ermission denied") >= 4 and r["stderr"].count("not permitted") == 2, r
+    assert client.exec(lease, "echo on")["stdout"] == "on\n"
+    client.terminate(lease)
+
+
+def test_memory_that_is_not_there(client):
+    lease = client.lease(limits={"memory_max": 24 << 20})
+    r = client.exec(lease, ["sh", "-c", "x=$(head -c 60000000 /dev/zero | tr '\\0' a); echo ${#x}"], timeout=60)
+    assert r["killed_by"] == "oom" and r["signal"] == "SIGKILL", r
+    assert client.exec(lease, "kill -9 $$")["killed_by"] is None
+    client.terminate(lease)
+
+
+def test_much_at_once(server):
+    """Large streams both ways, uploads and downloads at the same time, one with a reader that does not read: the others go on."""
+    client = server.client()
+    lease = client.lease(limits={"memory_max": 512 << 20, "disk_max": 200 << 20})
+    data = os.urandom(8 << 20)
+
+    def job(i):
+        c = server.client()
+        name = f"f{i}"
+        assert c.write(lease, name, data).status == 201 and c.read(lease, name).body == data
+        r = c.exec(lease, f"cat {name} | wc -c; head -c 3000000 /dev/zero", max_output_bytes=1 << 23)
+        assert r["stdout_bytes_total"] == 3000000 + 8, r
+        return c.exec(lease, "wc -c", stdin="x" * 500000)["stdout"].strip()
+
+    with socket.create_connection(("127.0.0.1", server.port)) as stuck:
+        body = b'{"command": "yes"}'
+        stuck.sendall(b"POST /leases/%s/exec HTTP/1.1\r\nHost: x\r\nAccept: application/x-ndjson\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+                      % (lease.encode(), len(body), body))
+        assert stuck.recv(12) == b"HTTP/1.1 200"
+        with concurrent.futures.ThreadPoolExecutor(5) as pool:
+            assert set(pool.map(job, range(5))) == {"500000"}
+    client.terminate(lease)
+
+
+# ---- deaths ----
+
+def test_a_relay_that_dies_is_replaced(engine, client):
+    lease = client.lease()
+    client.write(lease, "f", b"kept")
+    client.exec(lease, "(setsid sleep 4711 >/dev/null 2>&1 &)")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        r = pool.submit(client.exec_response, lease, "touch up; sleep 60")
+        first = relay_of(engine, lease)
+        wait_until(lambda: engine.call("GET", f"/containers/sandgate-{lease}/top")[1] and "sleep 60" in str(engine.call("GET", f"/containers/sandgate-{lease}/top")[1]))
+        os.kill(first, signal.SIGKILL)
+        r = r.result(30)
+        assert r.status == 502 and r.code == "outcome_unknown", r
+    wait_until(lambda: client.exec_response(lease, "true").status == 200, what="another relay")
+    assert client.read(lease, "f").body == b"kept" and state(client, lease)["state"] == "ready" and relay_of(engine, lease) != first
+    ps = client.exec(lease, "ps -o args")["stdout"]
+    assert "sleep 4711" in ps and "sleep 60" not in ps, ps
+    client.terminate(lease)
+
+
+def test_a_container_that_dies_is_a_lost_lease(engine, client):
+    lease = client.lease()
+    engine.call("POST", f"/containers/sandgate-{lease}/kill")
+    l = wait_until(lambda: (lambda l: l if l["state"] == "lost" else None)(state(client, lease)), 20)
+    assert "container_died" in l["reason"], l
+    wait_until(lambda: engine.containers() == [] and volumes(engine) == [])
+
+
+def test_kill_9_of_the_server_mid_traffic(engine):
+    with serve(engine.host, warm=1) as s:
+        c = s.client()
+        keep = c.lease()
+        c.write(keep, "kept", b"kept")
+        stop = threading.Event()
+
+        def traffic():
+            k = s.client()
+            try:
+                while not stop.is_set():
+                    lease = k.lease()
+                    k.write(lease, "big", b"x" * (4 << 20))
+                    k.exec(keep, "echo y > z; cat z")
+                    k.delete(f"/leases/{lease}")
+            except Exception:  # noqa: BLE001 - it is cut off somewhere
+                return
+
+        threads = [threading.Thread(target=traffic) for _ in range(2)]
+        for t in threads:
+            t.start()
+        wait_until(lambda: len(c.get("/leases").json()["items"]) >= 4)
+        s.kill9()
+        stop.set()
+        for t in threads:
+            t.join()
+        s.start()
+        c = s.client()
+        wait_until(lambda: c.read(keep, "kept").body == b"kept", 20)
+        wait_until(lambda: c.get("/leases?state=creating").json()["items"] == [], 20)
+
+        def there():
+            live = {"sandgate-" + l["id"] for l in c.get("/leases?state=ready").json()["items"]}
+            return live == {n for n in engine.containers() if "warm" not in n} and len(volumes(engine)) == len(engine.containers())
+        wait_until(there, 20, "the containers of live leases, and no other")
+        assert c.exec(keep, "echo on")["stdout"] == "on\n"
+    wait_until(lambda: [n for n in engine.containers() if "warm" in n] == [], 20)
+
+
+# ---- an engine that lies ----
+
+class Liar:
+    """A socket that leads to the engine's, and says something else than the relay once that is reached: what `lie` makes of it."""
+
+    def __init__(self, path, dir):
+        self.engine, self.path, self.lie = path, str(dir) + "/liar", None
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(self.path)
+        self.listener.listen(64)
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                a, _ = self.listener.accept()
+            except OSError:
+                return
+            b = socket.socket(socket.AF_UNIX)
+            b.connect(self.engine)
+            threading.Thread(target=self.serve, args=(a, b), daemon=True).start()
+
+    def serve(self, a, b):
+        try:
+            first = a.recv(65536)
+            b.sendall(first)
+            relay = b"/exec/" in first and b"/start" in first.split(b"\r\n")[0]
+            threading.Thread(target=self.copy, args=(a, b), daemon=True).start()
+            if relay and self.lie:
+                head = b""
+                while b"\r\n\r\n" not in head:
+                    head += b.recv(1)
+                a.sendall(head)
+                self.lie(a, b)
+            self.copy(b, a)
+        except OSError:
+            pass
+
+    @staticmethod
+    def copy(x, y):
+        try:
+            while data := x.recv(65536):
+                y.sendall(data)
+            y.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+def wrapped(data, which=1):
+    return struct.pack(">BxxxI", which, len(data)) + data
+
+
+def frame(channel, kind, data):
+    return struct.pack("=III", channel, kind, len(data)) + data
+
+
+HELLO = 64
+LIES = {
+    "no frames of the engine's": lambda a, b: a.sendall(b"\x07garbage" * 10),
+    "no frames of the relay's": lambda a, b: a.sendall(wrapped(b"\xff" * 64)),
+    "a channel that there is not": lambda a, b: a.sendall(wrapped(frame(77, 3, b"data"))),
+    "an agent that is no agent": lambda a, b: a.sendall(wrapped(frame(0, 1, struct.pack("=BBHIQ", 1, HELLO, 0, 44, 0) + bytes(44)))),
+    "an end": lambda a, b: (a.sendall(wrapped(b"out of order", 2)), a.shutdown(socket.SHUT_RDWR)),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_an_engine_that_lies(engine, liar_server, what):
+    s, liar = liar_server
+    liar.lie = LIES[what]
+    r = s.client().post("/leases", {})
+    assert r.status in (502, 503) and r.json()["code"] in ("provider_failed", "unavailable", "sandbox_lost"), r
+    assert r.json()["detail"] and (what != "an end" or "out of order" in r.json()["detail"]), r
+    wait_until(lambda: engine.containers() == [], what="nothing is left")
+    liar.lie = None
+    c = s.client()
+    lease = c.lease()
+    assert c.exec(lease, "echo true")["stdout"] == "true\n"
+    c.terminate(lease)
+
+
+@pytest.fixture(scope="module")
+def liar_server(engine, tmp_path_factory):
+    liar = Liar(engine.socket, tmp_path_factory.mktemp("l"))
+    with serve("unix://" + liar.path) as s:
+        yield s, liar
+    liar.listener.close()
