@@ -54,6 +54,7 @@ class World:
         self.args, self.key, self.lock = args, key, threading.Lock()
         self.dir = tempfile.mkdtemp(prefix="e2b.")
         self.boxes, self.snapshots, self.ever = {}, {}, []
+        self.under_way = 0  # calls of the API
         self.counts, self.starts, self.faults, self.done, self.unauthorized = {}, {}, [], {}, 0
         self.ended_starts, self.ended = 0, threading.Condition(self.lock)
         self.templates = set(args.templates.split(","))
@@ -127,7 +128,7 @@ class World:
                       "ends_in": b.end_at - time.time(), "envs": b.spec.get("envVars") or {}} for b in self.boxes.values()]
             return {"sandboxes": boxes, "ever": list(self.ever), "counts": dict(self.counts), "starts": dict(self.starts),
                     "snapshots": list(self.snapshots), "done": dict(self.done), "unauthorized": self.unauthorized,
-                    "faults": list(self.faults)}
+                    "faults": list(self.faults), "under_way": self.under_way}
 
 
 class Refused(Exception):
@@ -302,6 +303,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def lifecycle(self, op, ids, query, raw_query):
         w = self.world
+        with w.lock:
+            w.under_way += 1
+        try:
+            self.do_lifecycle(w, op, ids, query, raw_query)
+        finally:
+            with w.lock:
+                w.under_way -= 1
+
+    def do_lifecycle(self, w, op, ids, query, raw_query):
         f, over = self.fault_before(op, ids[0] if ids else None)
         if over:
             return
