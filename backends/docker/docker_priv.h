@@ -175,6 +175,8 @@ struct ask {
     void *arg;
 };
 void engine_ask(struct docker *d, const struct ask *a);
+/* Is its disk full? */
+bool docker_says_full(const char *message);
 /* The error of a reply whose status was not what was hoped for. what: "make the container". */
 int engine_error(const struct reply *r, const char *what, struct sg_error *err);
 
@@ -271,6 +273,8 @@ void again_ready(struct box *b);
 /* ---- warm.c ---- */
 
 void warm_fill(struct docker *d);
+/* ... after a while: one could not be made, or did not last. */
+void warm_later(struct docker *d);
 /* A warm container that fits the spec becomes that of the lease; false: there is none. */
 bool warm_take(struct docker *d, struct box *wanted);
 

@@ -202,6 +202,7 @@ void box_lost(struct box *b, const struct sg_error *why)
 {
     if (b->state == BOX_WARM) {
         box_end(b, &(struct sg_done){0});
+        warm_later(b->d);
         return;
     }
     if (b->state != BOX_READY) {

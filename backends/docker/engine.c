@@ -189,14 +189,24 @@ void engine_ask(struct docker *d, const struct ask *a)
     }
 }
 
+bool docker_says_full(const char *message)
+{
+    return strstr(message, "no space left on device") != NULL;
+}
+
 int engine_error(const struct reply *r, const char *what, struct sg_error *err)
 {
     if (r->status == 0) {
         sg_error_copy(err, r->err);
         sg_error_wrap(err, "cannot %s", what);
     } else {
-        sg_error_set(err, SG_PROVIDER_FAILED, "the engine could not %s: %s", what, r->message[0] != '\0' ? r->message : "no reason given");
-        sg_error_reason(err, strstr(r->message, "no space left on device") != NULL ? "engine_disk_full" : "engine_error");
+        bool full = docker_says_full(r->message);
+        sg_error_set(err, full ? SG_UNAVAILABLE : SG_PROVIDER_FAILED, "the engine could not %s: %s", what,
+                     r->message[0] != '\0' ? r->message : "no reason given");
+        sg_error_reason(err, full ? "engine_disk_full" : "engine_error");
+        if (full) {
+            sg_error_retry_after(err, 30);
+        }
         sg_error_member(err, "provider_status", json_integer(r->status));
     }
     sg_error_member(err, "provider", json_string("docker"));

@@ -153,10 +153,9 @@ static void failure(const struct pull *p, const struct reply *r, struct sg_error
     } else {
         sg_error_set(err, SG_UNAVAILABLE, "the engine has no image %s: %s", p->image, said[0] != '\0' ? said : "it could not be pulled");
     }
-    bool full = strstr(said, "no space left on device") != NULL;
     bool broke = r->status == 0 && r->err->code != SG_PROVIDER_TIMEOUT;
     if (!broke) {
-        sg_error_reason(err, full ? "engine_disk_full" : "image_missing");
+        sg_error_reason(err, docker_says_full(said) ? "engine_disk_full" : "image_missing");
     }
     sg_error_retry_after(err, 30);
     sg_error_member(err, "stage", json_string("pull"));

@@ -15,6 +15,14 @@ static void refill(struct sg_timer *t)
     warm_fill(sg_container_of(t, struct docker, warm_timer));
 }
 
+void warm_later(struct docker *d)
+{
+    if (d->settled && !d->closing) {
+        d->warm_timer.fire = refill;
+        sg_timer_set(d->parts.reactor, &d->warm_timer, sg_now_ms() + AGAIN_MS);
+    }
+}
+
 static void warmed(void *arg, struct sg_sandbox *sb, const struct sg_error *err)
 {
     struct docker *d = arg;
@@ -23,8 +31,7 @@ static void warmed(void *arg, struct sg_sandbox *sb, const struct sg_error *err)
         (void)sg_sandbox_unref(sb); /* it is listed */
         warm_fill(d);
     } else if (err->code != SG_SHUTTING_DOWN) {
-        d->warm_timer.fire = refill;
-        sg_timer_set(d->parts.reactor, &d->warm_timer, sg_now_ms() + AGAIN_MS);
+        warm_later(d);
     }
     docker_unref(d);
 }

@@ -475,6 +475,10 @@ def test_warm_containers(engine):
         other = c.lease(limits={"pids_max": 50})  # not what the warm ones are
         assert engine.inspect(name(other))["HostConfig"]["PidsLimit"] == 50
         wait_until(lambda: len(warm()) == 2, 20, "two are ready again")
+        dead, left = warm()
+        assert engine.call("POST", f"/containers/{dead}/kill?signal=KILL")[0] == 204
+        wait_until(lambda: len(warm()) == 2 and dead not in engine.containers() and left in warm(), 20, "another one in place of one that died")
+        before = set(warm())
         s.kill9()
         s.start()
         c = s.client()

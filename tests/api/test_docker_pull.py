@@ -1,4 +1,7 @@
 """Images that the engine lacks: how a pull goes is seen while it does, one serves all who wait, and it fails as what it is."""
+import contextlib
+import os
+import subprocess
 import time
 
 import pytest
@@ -106,3 +109,28 @@ def test_one_that_stands_still(engine, registry):
         look(c, lease, lambda p: True)
         assert s.stop() == 0  # with one under way
     assert engine.containers() == []
+
+
+def test_the_engines_disk_is_full(registry):
+    e = engines.Engine()
+    os.mkdir(e.dir + "/data")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "sandgate-test", e.dir + "/data"], check=True)
+    try:
+        e.start()
+        e.load()
+        with serve(e, registry, "private/slow", images_allowed=[engines.IMAGE]) as s:
+            c = s.client()
+            with open(e.dir + "/data/ballast", "wb") as f, contextlib.suppress(OSError):
+                while f.write(bytes(65536)):
+                    f.flush()
+            before = e.containers()
+            for body in ({}, {"image": engines.IMAGE}):  # a pull, a create
+                registry.go.set()
+                r = c.post("/leases", body)
+                assert r.status == 503 and r.json()["reason"] == "engine_disk_full" and "no space left" in r.json()["detail"], r
+                assert e.containers() == before, e.containers()
+            assert c.get("/readyz").status == 200
+            os.unlink(e.dir + "/data/ballast")
+            assert c.exec(c.lease(image=engines.IMAGE), "echo again")["stdout"] == "again\n"
+    finally:
+        e.stop()

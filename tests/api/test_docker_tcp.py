@@ -1,4 +1,6 @@
 """An engine that is reached over TCP, with and without TLS, and that shares a directory with the server, or does not."""
+import http.server
+import json
 import socket
 import subprocess
 import threading
@@ -239,3 +241,79 @@ def test_settings_that_cannot_be(docker, word):
         assert word in str(e.value)
     finally:
         s.clean()
+
+
+# ---- engines that a real one cannot be made to be ----
+
+class Standin(http.server.ThreadingHTTPServer):
+    """Speaks enough of the API to be asked for a container, which it refuses with `refusal`. What it was asked is in `asked`."""
+    daemon_threads = True
+
+    def __init__(self, version, refusal=(409, "the name is already in use by container abc")):
+        self.asked, self.over = [], threading.Event()
+        standin = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args):
+                pass
+
+            def do(self):
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                path = self.path.split("?")[0]
+                standin.asked.append((self.command, path))
+                if path.endswith("/events"):
+                    self.send_response(200)
+                    self.end_headers()
+                    self.wfile.flush()
+                    standin.over.wait(60)
+                    self.close_connection = True
+                    return
+                status, body = {"_ping": (200, "OK"), "json": (200, [])}.get(path.rpartition("/")[2], (404, {"message": "no such thing"}))
+                if path.endswith("/containers/create"):
+                    status, body = refusal[0], {"message": refusal[1]}
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                for k, v in (("Api-Version", version), ("Content-Type", "application/json"), ("Content-Length", str(len(data)))):
+                    self.send_header(k, v)
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = do_DELETE = do
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def __exit__(self, *exc):
+        self.over.set()
+        self.shutdown()
+        super().__exit__(*exc)
+
+    @property
+    def host(self):
+        return f"tcp://127.0.0.1:{self.server_address[1]}"
+
+
+def test_a_container_of_that_name_is_not_ours():
+    """The newest version that both know is spoken; who is refused a name neither has the container nor removes it."""
+    for version, spoken in (("1.41", "1.41"), ("1.99", "1.44")):
+        with Standin(version) as e, serve(e.host) as s:
+            r = s.client().post("/leases", {})
+            assert r.status == 502 and r.json()["provider_status"] == 409 and "already in use" in r.json()["detail"] and r.json()["provider"] == "docker", r
+            assert ("POST", f"/v{spoken}/containers/create") in e.asked and not [a for a in e.asked if a[0] == "DELETE"], e.asked
+
+
+def test_an_engine_that_is_too_old():
+    with Standin("1.40") as e:
+        s = serve(e.host)
+        try:
+            s.start(ready=False)
+            c = s.client()
+            r = c.post("/leases", {})
+            assert r.status == 503 and r.json()["reason"] == "engine_version" and "1.40" in r.json()["detail"], r
+            assert wait_until(lambda: "1.40" in backend(c)["detail"]) and not backend(c)["healthy"] and c.get("/readyz").status == 503
+            assert {path for _, path in e.asked} == {"/_ping"}, e.asked
+            assert s.stop() == 0
+        finally:
+            s.clean()
