@@ -2,15 +2,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "backends/spawner/child.h"
+#include "base/fd.h"
 
 #define SPARE_PROCESSES 16 /* of the agent's own, where commands share its uid */
 #define TERMINALS_MAX "64"
@@ -88,14 +91,16 @@ static void make_writable(const struct sg_build *b)
 
 static void show(const struct sg_build *b, const char *from, const char *inside, uint64_t attributes)
 {
-    sg_cleanup(sg_free_p) char *to = sg_xasprintf("%s%s", b->root->path, inside);
+    char to[PATH_MAX];
+    (void)snprintf(to, sizeof to, "%s%s", b->root->path, inside);
     bind_over(b, from, to, attributes);
 }
 
 /* The machine has a few thousand for all its sandboxes together, so none may have them all. */
 static void mount_terminals(const struct sg_build *b)
 {
-    sg_cleanup(sg_free_p) char *at = sg_xasprintf("%s/dev/pts", b->root->path);
+    char at[PATH_MAX];
+    (void)snprintf(at, sizeof at, "%s/dev/pts", b->root->path);
     if (mount("terminals", at, "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=" TERMINALS_MAX) < 0) {
         die(b, "cannot mount the sandbox's terminals");
     }
@@ -115,7 +120,8 @@ static void compose_root(const struct sg_build *b)
     show(b, b->view->devices, "/dev", 0);
     mount_terminals(b);
     for (size_t i = 0; i < SG_COUNT_OF(writable); i++) {
-        sg_cleanup(sg_free_p) char *from = sg_xasprintf("%s/%s", b->view->slot, writable[i].name);
+        char from[PATH_MAX];
+        (void)snprintf(from, sizeof from, "%s/%s", b->view->slot, writable[i].name);
         show(b, from, writable[i].inside, 0);
     }
 }
@@ -166,18 +172,6 @@ static void set_rlimits(const struct sg_build *b)
     if (b->root_server && (errno = -sg_build_limit(0, b->pids, b->memory_bytes)) != 0) {
         die(b, "cannot set the resource limits");
     }
-}
-
-/* bwrap reads the program from the current offset, which all builds would share. */
-static int reopen(const struct sg_build *b, int fd)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int own = open(path, O_RDONLY);
-    if (own < 0) {
-        die(b, "cannot open the system call filter");
-    }
-    return own;
 }
 
 /* ---- bwrap's command line ---- */
@@ -237,7 +231,7 @@ static void add_files(struct args *a, const struct sg_build *b)
 static void add_agent(struct args *a, const struct sg_build *b)
 {
     char fd[16];
-    snprintf(fd, sizeof fd, "%d", sg_child_keep(b->agent_fd, b->error_fd));
+    snprintf(fd, sizeof fd, "%d", b->agent_fd);
     add(a, "--chdir", "/", "--clearenv", "--", SG_VIEW_AGENT, "slot", fd, NULL);
     if (b->root_server) {
         add(a, "uid", "1000", "1000", NULL);
@@ -246,9 +240,26 @@ static void add_agent(struct args *a, const struct sg_build *b)
     }
 }
 
-void sg_build_child(const struct sg_build *b)
+struct start {
+    const struct sg_build *b;
+    struct args args;
+    int seccomp;
+};
+
+/* bwrap reads the program from the current offset, which all builds would share. */
+static int reopen(int fd)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* In the child, whose memory may be the spawner's: nothing is allocated. */
+static void child(const void *arg)
 {
     static char *const no_env[] = {NULL};
+    const struct start *s = arg;
+    const struct sg_build *b = s->b;
     sg_child_reset_signals();
     sg_child_tie(b->parent);
     setsid();
@@ -257,17 +268,32 @@ void sg_build_child(const struct sg_build *b)
     compose_root(b);
     set_rlimits(b);
     sg_child_offer_to_oom_killer();
-    struct args a = {.n = 0};
-    add_namespaces(&a, b);
-    add_fd(&a, "--seccomp", reopen(b, b->seccomp_fd));
-    add_fd(&a, "--info-fd", sg_child_keep(b->info_fd, b->error_fd));
-    add_files(&a, b);
-    add_agent(&a, b);
-    a.list[a.n] = NULL;
+    sg_child_keep(s->seccomp, b->error_fd);
+    sg_child_keep(b->info_fd, b->error_fd);
+    sg_child_keep(b->agent_fd, b->error_fd);
     if (dup2(b->error_fd, STDERR_FILENO) < 0) {
         die(b, "cannot redirect");
     }
     become_agent(b);
-    execve(b->bwrap, a.list, no_env);
+    execve(b->bwrap, s->args.list, no_env);
     die(b, b->bwrap);
+}
+
+pid_t sg_build_start(const struct sg_build *b, const struct sg_groups *g, int group)
+{
+    struct start s = {.b = b, .seccomp = reopen(b->seccomp_fd)};
+    if (s.seccomp < 0) {
+        return -errno;
+    }
+    add_namespaces(&s.args, b);
+    add_fd(&s.args, "--seccomp", s.seccomp);
+    add_fd(&s.args, "--info-fd", b->info_fd);
+    add_files(&s.args, b);
+    add_agent(&s.args, b);
+    pid_t pid = sg_groups_spawn(g, group, child, &s);
+    sg_close(s.seccomp);
+    for (size_t i = 0; i < s.args.n; i++) {
+        free(s.args.list[i]);
+    }
+    return pid;
 }

@@ -1,4 +1,4 @@
-/* What the child of the spawner does on its way to becoming bubblewrap. */
+/* The child of the spawner that becomes bubblewrap. */
 #ifndef SG_BUILD_H
 #define SG_BUILD_H
 
@@ -20,8 +20,8 @@ struct sg_build {
     int agent_fd, info_fd, error_fd, seccomp_fd; /* CLOEXEC; seccomp_fd is shared and never moved */
 };
 
-/* Never returns: execs bwrap, or writes one line to error_fd and exits. */
-_Noreturn void sg_build_child(const struct sg_build *b);
+/* Starts it, in the v2 group `group` (-1: none): its pid, or -errno. It execs bwrap, or writes one line to error_fd and exits. */
+pid_t sg_build_start(const struct sg_build *b, const struct sg_groups *g, int group);
 
 /* Limits a process and what it starts by rlimit; 0: not. pid 0: the caller. 0 or -errno. */
 int sg_build_limit(pid_t pid, int64_t pids, int64_t memory_bytes);

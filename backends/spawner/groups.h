@@ -68,6 +68,9 @@ void sg_slot_groups_finish(struct sg_slot_groups *s);
 /* Forks into a v2 group (plainly for -1): the child is born there, or moves there first if g says that birth
  * does not work. 0 in the child, the pid in the parent, or -errno. Only in a process with one thread. */
 pid_t sg_groups_fork(const struct sg_groups *g, int group);
+/* The same for a child that runs `child` and becomes another program or exits there. It shares our memory and we stand still until then,
+ * where that can be done: copying the mappings of the server takes longer than all that the child does. So it leaves nothing allocated. */
+pid_t sg_groups_spawn(const struct sg_groups *g, int group, void (*child)(const void *arg), const void *arg);
 
 /* Own group of a hierarchy as a path below its mount; controller NULL: v2. From the text of mountinfo and of
  * /proc/self/cgroup. false: not mounted or not visible. */

@@ -327,10 +327,7 @@ static int launch(struct sg_daemon *d, struct sg_slot *s, struct sg_error *err)
         .error_fd = e.errors,
         .seccomp_fd = d->seccomp[s->ns.sealed && s->groups.agent >= 0],
     };
-    pid_t pid = sg_groups_fork(&d->args->groups, s->groups.agent);
-    if (pid == 0) {
-        sg_build_child(&b);
-    }
+    pid_t pid = sg_build_start(&b, &d->args->groups, s->groups.agent);
     if (pid < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, -pid, "cannot fork");
     }
