@@ -101,7 +101,7 @@ static int broken(const struct sg_origin *o, int64_t now, struct sg_error *err)
     sg_error_set(err, SG_UNAVAILABLE, "%s does not work at the moment and is not asked: %.300s", o->provider, o->why.message);
     sg_error_reason(err, "provider_circuit_open");
     sg_error_member(err, "provider", json_string(o->provider));
-    return sg_error_retry_after(err, (int)((o->closed_until_ms - now) / 1000) + 1);
+    return sg_error_retry_after(err, now < o->closed_until_ms ? (int)((o->closed_until_ms - now) / 1000) + 1 : 1);
 }
 
 int sg_origin_health(struct sg_origin *o, struct sg_error *err)

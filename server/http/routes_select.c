@@ -65,7 +65,7 @@ void sg_route_backends(struct sg_request *r, void *app)
 {
     const struct sg_service_parts *parts = sg_service_parts(((struct sg_api *)app)->service);
     struct sg_backend_view views[SG_CANDIDATES_MAX] = {0};
-    struct seen seen[SG_CANDIDATES_MAX];
+    sg_cleanup(sg_free_p) struct seen *seen = sg_xcalloc(SG_CANDIDATES_MAX, sizeof *seen); /* too much for the stack of an HTTP thread */
     bool all = sg_req_principal(r)->role == SG_ROLE_ADMIN;
     const struct sg_backend_row *row;
     size_t n = 0;
@@ -75,7 +75,6 @@ void sg_route_backends(struct sg_request *r, void *app)
         /* The test driver shows only where somebody enabled it. */
         if (!d && sg_streq(row->name, "fake"))
             continue;
-        seen[n] = (struct seen){0};
         view_of(row, d, all, &seen[n], &views[n]);
         n++;
     }

@@ -13,6 +13,7 @@ PRICE = 36.0  # an hour: a cent a second
 
 def server(budget=1.0, script=None, **config):
     tokens = [{"name": "poor", "sha256": hashlib.sha256(b"token-of-poor").hexdigest(), "tenant": "poor", "role": "tenant", "allow_paid": True, "budget_usd": budget},
+              {"name": "modest", "sha256": hashlib.sha256(b"token-of-modest").hexdigest(), "tenant": "modest", "role": "tenant", "allow_paid": True, "budget_usd": 0.45},
               {"name": "rich", "sha256": hashlib.sha256(b"token-of-rich").hexdigest(), "tenant": "rich", "role": "tenant", "allow_paid": True},
               {"name": "ops", "sha256": hashlib.sha256(b"token-of-ops").hexdigest(), "tenant": "ops", "role": "admin", "allow_paid": True}]
     return Server(dict(config, backends={"enabled": ["fake"]}, fake={"script": json.dumps(dict({"free": False}, **(script or {})))}, prices={"fake": PRICE},
@@ -92,11 +93,13 @@ def test_failures_cost_nothing():
 
 def test_it_cannot_be_raced_past():
     with server(script={"create": [{"delay_ms": 100}] * 100}) as s:
-        c = s.client("token-of-poor")
+        who = ["token-of-poor", "token-of-modest", "token-of-rich"] * 10
         with concurrent.futures.ThreadPoolExecutor(30) as pool:
-            got = list(pool.map(lambda _: create(s.client("token-of-poor"), 20).status, range(30)))
-        assert got.count(201) == 5 and set(got) <= {201, 429, 422}, got
-        assert left(c) == 0
+            got = list(pool.map(lambda t: (t, create(s.client(t), 20).status), who))
+        assert {x for _, x in got} <= {201, 429, 422}, got
+        for token, leases, rest in (("token-of-poor", 5, 0), ("token-of-modest", 2, 0.05), ("token-of-rich", 10, None)):
+            assert got.count((token, 201)) == leases, got
+            assert rest is None or left(s.client(token)) == pytest.approx(rest), token
 
 
 @pytest.mark.parametrize("outlives", [False, True])
