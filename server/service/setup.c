@@ -183,7 +183,7 @@ static void command_ended(void *arg, const struct sg_exec_result *r, const struc
 
 /* ---- the service, and services ---- */
 
-static void start_service(struct setup *p);
+static void start_service(struct setup *p, bool watch);
 
 static bool never_begun(const struct setup *p)
 {
@@ -231,7 +231,7 @@ static void conclude(struct setup *p)
     else if (p->services_why.code == SG_CANCELLED && !p->ended_first)
         fail_unknown(p, &p->services_why);
     else if (never_begun(p))
-        start_service(p);
+        start_service(p, false);
     else
         sg_errand_unref(run(p, argv, LOG_MS, log_read));
 }
@@ -261,7 +261,7 @@ static void launcher_over(void *arg, const struct sg_exec_result *r, const struc
     struct setup *p = arg;
 
     pthread_mutex_lock(&p->lock);
-    p->ended_first = !p->asked && has_services(p);
+    p->ended_first = !p->asked;
     if (r)
         p->exit = r->exit;
     else
@@ -295,16 +295,16 @@ static void await_services(struct setup *p, struct sg_cancel *cancel, void (*don
                                                            .deadline_ms = p->services_until_ms, .done = done, .arg = p});
 }
 
-static void start_service(struct setup *p)
+/* watch: until the services answer; else they do already, or there are none. */
+static void start_service(struct setup *p, bool watch)
 {
-    bool watch = has_services(p);
     const char *const argv[] = {"/bin/sh", "-c", launch, "service", watch ? "1" : "0", p->a.commands[p->at], NULL};
 
     sg_cancel_unref(p->wait);
     p->wait = sg_cancel_new();
     p->launcher = sg_errand_unref(p->launcher);
-    p->asked = p->ended_first = false;
-    p->answered = !watch;
+    p->ended_first = false;
+    p->asked = p->answered = !watch;
     p->exit = (struct sg_exit){0};
     p->parts = watch ? 2 : 1;
     p->refs = 3; /* and ours, until both have begun */
@@ -315,7 +315,7 @@ static void start_service(struct setup *p)
     struct sg_errand *launcher = run(p, argv, (watch ? p->services_until_ms - sg_now_ms() : 0) + LET_GO_MS, launcher_over);
     pthread_mutex_lock(&p->lock);
     p->launcher = launcher;
-    bool let_go = p->asked;
+    bool let_go = watch && p->asked;
     pthread_mutex_unlock(&p->lock);
     if (let_go)
         sg_errand_signal(launcher, SIGUSR1);
@@ -338,7 +338,7 @@ static void next(struct setup *p)
     if (p->at < p->a.n_commands && left <= 0) {
         fail_late(p);
     } else if (last && serves(p)) {
-        start_service(p);
+        start_service(p, has_services(p));
     } else if (p->at < p->a.n_commands) {
         const char *const argv[] = {"/bin/sh", "-c", p->a.commands[p->at], NULL};
         sg_errand_unref(run(p, argv, left, command_ended));

@@ -134,9 +134,16 @@ def test_a_service_that_ends_or_never_answers_is_said_and_leaves_nothing(client,
     assert ids(standin) == []
 
 
+def test_the_last_command_runs_also_where_something_answers_already(client, standin):
+    r = create(client, blackbox([f"{PAGE}; cd w; python3 -m http.server 8000 >/dev/null 2>&1 & while ! python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8000))'"
+                                 " 2>/dev/null; do sleep 0.05; done", "exec sleep 4567"]))
+    assert r.status == 201 and r.json()["metadata"]["sandbox_cmd"][1]["running"], r
+    assert client.exec(r.json()["id"], "pgrep -x sleep")["returncode"] == 0
+
+
 def test_who_does_not_wait_for_it_leaves_nothing(client, standin):
     with pytest.raises(OSError):
-        client.post("/leases", blackbox("exec sleep 60"), timeout=2 * SLOW)
+        client.post("/leases", blackbox("exec sleep 60"), timeout=1 * SLOW)
     gone(standin)
 
 

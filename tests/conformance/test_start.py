@@ -1,7 +1,8 @@
 """What a lease asks to be run in its new sandbox before it is ready: env_args.sandbox_cmd."""
 import pytest
 
-from harness import SLOW
+from box import own_time, sleeping
+from harness import SLOW, wait_until
 
 
 def refused(client, body, index, **members):
@@ -14,7 +15,7 @@ def refused(client, body, index, **members):
 
 
 @pytest.mark.needs("shell")
-def test_commands_run_in_order_and_are_told_of(server, client):
+def test_commands_run_in_order_and_are_told_of(client):
     commands = ["pwd; echo $A > a; echo err >&2", "cat a a > b; exit 0", "printf x%.0s $(seq 4094); printf é; printf 'more %.0s' $(seq 2000)", "printf '\\377'"]
     body = {"trajectory_id": "set up", "env": {"A": "of the lease"}, "env_args": {"sandbox_cmd": commands, "other": 1}}
     r = client.post("/leases", body, timeout=60 * SLOW)
@@ -52,6 +53,16 @@ def test_one_that_fails_ends_the_create(client):
     assert len(client.get("/leases?state=ready,creating&limit=100").json()["items"]) == before
     newest = client.get("/leases?limit=1").json()["items"][0]
     assert newest["state"] == "failed" and "sandbox_cmd" in newest["reason"], newest
+
+
+@pytest.mark.needs("shell")
+def test_a_lease_that_is_ended_meanwhile_ends_its_commands(client):
+    nap = own_time()
+    id = client.post("/leases", {"env_args": {"sandbox_cmd": f"sleep {nap}"}}, headers={"Prefer": "respond-async"}).json()["id"]
+    wait_until(lambda: sleeping(nap), 20 * SLOW, "the command")
+    assert client.delete(f"/leases/{id}").status in (200, 202)
+    l = wait_until(lambda: (lambda l: l if l["state"] == "terminated" else None)(client.get(f"/leases/{id}").json()), 20 * SLOW, "the end")
+    assert "sandbox_cmd" not in l["metadata"] and sleeping(nap) == []
 
 
 @pytest.mark.needs("shell")
