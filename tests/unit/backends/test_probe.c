@@ -83,6 +83,26 @@ static int dial(void *arg, uint16_t port, int64_t deadline_ms, const struct sg_d
     return 0;
 }
 
+/* An attempt elsewhere: as many fail as `refusals` says, some of them at once. */
+static int ask(void *arg, uint16_t port, const char *path, int64_t deadline_ms, const struct sg_done *done, struct sg_error *err)
+{
+    struct world *w = arg;
+    struct sg_error e = {0};
+    cr_expect(port == 8123 && sg_streq(path, "/health?deep=1") && deadline_ms > sg_now_ms());
+    w->connections++;
+    if (w->refusals == 0) {
+        done->fn(done->arg, NULL);
+        return 0;
+    }
+    w->refusals--;
+    if (w->refusals % 2 == 0) {
+        return sg_error_set(err, w->refusal, "nothing there");
+    }
+    sg_error_set(&e, w->refusal, "nothing there");
+    done->fn(done->arg, &e);
+    return 0;
+}
+
 static void probed(void *arg, const struct sg_error *err)
 {
     struct world *w = arg;
@@ -122,7 +142,7 @@ struct starting {
     struct sg_task task;
     struct world *w;
     int64_t ms;
-    bool cancel;
+    bool cancel, elsewhere;
     struct flag started;
 };
 
@@ -132,6 +152,7 @@ static void start_run(struct sg_task *t)
     char path[] = "/health?deep=1";
     struct sg_probe *p = sg_probe_start(&(struct sg_probe_args){.reactor = s->w->reactor,
                                                                 .dial = dial,
+                                                                .ask = s->elsewhere ? ask : NULL,
                                                                 .done = probed,
                                                                 .arg = s->w,
                                                                 .port = 8123,
@@ -144,12 +165,17 @@ static void start_run(struct sg_task *t)
     flag_raise(&s->started);
 }
 
-static bool probe(struct world *w, int64_t ms)
+static bool probe_at(struct world *w, bool elsewhere, int64_t ms)
 {
-    struct starting s = {.task.run = start_run, .w = w, .ms = ms, .started = FLAG_INIT};
+    struct starting s = {.task.run = start_run, .w = w, .ms = ms, .elsewhere = elsewhere, .started = FLAG_INIT};
     sg_reactor_post(w->reactor, &s.task);
     cr_assert(flag_wait(&s.started, 1, CALL_MS) && flag_wait(&w->done, 1, CALL_MS));
     return w->well;
+}
+
+static bool probe(struct world *w, int64_t ms)
+{
+    return probe_at(w, false, ms);
 }
 
 #define OK "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -223,6 +249,29 @@ Test(probe, nothing_listening_is_told_and_a_dead_sandbox_ends_it_at_once)
         cr_expect_eq(w.err.code, SG_SANDBOX_LOST);
         world_close(&w);
     }
+}
+
+Test(probe, a_driver_may_ask_by_itself)
+{
+    static const char *const answers[] = {OK, NULL};
+    struct world w;
+    world_open(&w, answers);
+    w.refusals = 2;
+    cr_expect(probe_at(&w, true, 60000), "%s", w.err.message);
+    cr_expect_eq(w.connections, 3);
+    world_close(&w);
+    world_open(&w, answers);
+    w.refusals = 1000000;
+    cr_expect_not(probe_at(&w, true, 100));
+    cr_expect_eq(w.err.code, SG_ENDPOINT_NOT_LISTENING, "%s", w.err.message);
+    cr_expect_not_null(strstr(w.err.message, "port 8123: GET /health?deep=1: nothing there"));
+    world_close(&w);
+    world_open(&w, answers);
+    w.refusals = 2;
+    w.refusal = SG_SANDBOX_LOST;
+    cr_expect_not(probe_at(&w, true, 60000));
+    cr_expect_eq(w.connections, 1);
+    world_close(&w);
 }
 
 Test(probe, a_cancelled_one_says_nothing)

@@ -228,7 +228,19 @@ Test(net, what_cannot_be_a_request_is_refused_at_once)
     cr_assert_eq(sg_net_call(r->k, &q, &err), -1);
     q = request("GET", "echo", c);
     cr_assert_eq(sg_net_call(r->k, &q, &err), -1);
+    static const char *const hosts[] = {"", "a/b", "u@h", "h?q", "h#f", "a b", "a\r\nb"};
+    for (size_t i = 0; i < SG_COUNT_OF(hosts); i++) {
+        q = request("GET", "/echo", c);
+        q.host = hosts[i];
+        cr_assert_eq(sg_net_call(r->k, &q, &err), -1, "%s", hosts[i]);
+    }
     struct sg_net_client *k = NULL;
+    static const char *const places[] = {"", "h", ":1", "h:", "u@h:1", "h:1/x", "a b:1"};
+    for (size_t i = 0; i < SG_COUNT_OF(places); i++) {
+        const struct sg_net_client_config cfg = {.base = "http://h", .connect_to = places[i]};
+        cr_assert_eq(sg_net_client_new(r->net, &cfg, &k, &err), -1, "%s", places[i]);
+        cr_assert_eq(err.code, SG_INVALID_REQUEST);
+    }
     static const char *const bases[] = {"", "ftp://x", "http://", "http://u@h", "http://h?q", "unix://relative", "unix:///", "http://a b"};
     for (size_t i = 0; i < SG_COUNT_OF(bases); i++) {
         const struct sg_net_client_config cfg = {.base = bases[i]};
@@ -728,6 +740,19 @@ Test(net, tls_is_verified)
     free_call(c);
     check_echo(r->k, "/upgrade?deaf=4", 101, 4);
     check_echo(r->k, "/upgrade?deaf=300000", 101, 300000);
+    struct sg_net_client *elsewhere = NULL;
+    const struct sg_net_client_config to = {.base = "https://far.invalid", .ca_file = cert, .connect_to = r->o.base + strlen("https://")};
+    cr_assert_eq(sg_net_client_new(r->net, &to, &elsewhere, NULL), 0);
+    struct sg_net_request q = request("GET", "/echo", NULL);
+    q.host = "localhost:9";
+    c = ask(elsewhere, q);
+    cr_assert_eq(c->status, 200, "%s", c->err.message);
+    free_call(c);
+    q.host = "other.invalid";
+    c = ask(elsewhere, q);
+    cr_assert_str_eq(c->err.reason, "tls_failed", "the certificate is held to the name, wherever it leads");
+    free_call(c);
+    sg_net_client_free(elsewhere);
     struct sg_net_client *wary = NULL;
     const struct sg_net_client_config cfg = {.base = r->o.base};
     cr_assert_eq(sg_net_client_new(r->net, &cfg, &wary, NULL), 0);
