@@ -30,7 +30,7 @@ static void posted(void *arg, const struct sg_origin_answer *a, const struct sg_
 {
     struct post *p = arg;
 
-    if (!p->old && not_known(a) && atomic_load(&p->d->api_age) == AGE_UNKNOWN) {
+    if (!p->old && not_known(a) && atomic_load(&p->d->api_age) != AGE_NEW) {
         p->old = true;
         send_post(p);
         return;
