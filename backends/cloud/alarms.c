@@ -2,19 +2,23 @@
 
 #include <pthread.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <sys/random.h>
 #include <utlist.h>
 
 #include "base/clock.h"
 
-struct alarm {
-    struct sg_task task;
+struct sg_alarm_set {
+    _Atomic int refs; /* its own until it has been told, and the caller's */
+    struct sg_task task, off;
     struct sg_timer timer;
     struct sg_alarms *set;
+    struct sg_reactor *reactor; /* which outlives the set */
     int64_t due_ms;
     void (*fn)(void *arg, bool over);
     void *arg;
-    struct alarm *prev, *next; /* reactor thread */
+    bool told;                        /* reactor thread, like what follows */
+    struct sg_alarm_set *prev, *next;
 };
 
 struct sg_alarms {
@@ -22,7 +26,7 @@ struct sg_alarms {
     pthread_mutex_t lock;
     bool closed;       /* under the lock */
     bool over;         /* reactor thread, like what follows */
-    struct alarm *all;
+    struct sg_alarm_set *all;
     struct sg_task end;
     sem_t ended;
 };
@@ -37,18 +41,22 @@ struct sg_alarms *sg_alarms_new(struct sg_reactor *r)
     return a;
 }
 
-static void tell(struct alarm *x, bool over)
+static void unref(struct sg_alarm_set *x)
 {
-    void (*fn)(void *arg, bool over) = x->fn;
-    void *arg = x->arg;
+    if (atomic_fetch_sub(&x->refs, 1) == 1)
+        free(x);
+}
 
-    free(x);
-    fn(arg, over);
+static void tell(struct sg_alarm_set *x, bool over)
+{
+    x->told = true;
+    x->fn(x->arg, over);
+    unref(x);
 }
 
 static void rang(struct sg_timer *t)
 {
-    struct alarm *x = sg_container_of(t, struct alarm, timer);
+    struct sg_alarm_set *x = sg_container_of(t, struct sg_alarm_set, timer);
 
     DL_DELETE(x->set->all, x);
     tell(x, false);
@@ -56,7 +64,7 @@ static void rang(struct sg_timer *t)
 
 static void arm(struct sg_task *t)
 {
-    struct alarm *x = sg_container_of(t, struct alarm, task);
+    struct sg_alarm_set *x = sg_container_of(t, struct sg_alarm_set, task);
 
     if (x->set->over) {
         tell(x, true);
@@ -67,18 +75,49 @@ static void arm(struct sg_task *t)
     sg_timer_set(x->set->reactor, &x->timer, x->due_ms);
 }
 
-void sg_alarm(struct sg_alarms *a, int64_t delay_ms, void (*fn)(void *arg, bool over), void *arg)
+struct sg_alarm_set *sg_alarm_set(struct sg_alarms *a, int64_t delay_ms, void (*fn)(void *arg, bool over), void *arg)
 {
+    struct sg_alarm_set *x = NULL;
+
     pthread_mutex_lock(&a->lock);
-    bool closed = a->closed;
-    if (!closed) {
-        struct alarm *x = sg_xcalloc(1, sizeof *x);
-        *x = (struct alarm){.task = {.run = arm}, .set = a, .due_ms = sg_now_ms() + delay_ms, .fn = fn, .arg = arg};
+    if (!a->closed) {
+        x = sg_xcalloc(1, sizeof *x);
+        *x = (struct sg_alarm_set){.refs = 2, .task = {.run = arm}, .set = a, .reactor = a->reactor, .due_ms = sg_now_ms() + delay_ms,
+                                   .fn = fn, .arg = arg};
         sg_reactor_post(a->reactor, &x->task);
     }
     pthread_mutex_unlock(&a->lock);
-    if (closed)
+    if (!x)
         fn(arg, true);
+    return x;
+}
+
+void sg_alarm(struct sg_alarms *a, int64_t delay_ms, void (*fn)(void *arg, bool over), void *arg)
+{
+    struct sg_alarm_set *x = sg_alarm_set(a, delay_ms, fn, arg);
+
+    if (x)
+        unref(x);
+}
+
+static void called_off(struct sg_task *t)
+{
+    struct sg_alarm_set *x = sg_container_of(t, struct sg_alarm_set, off);
+
+    if (!x->told) {
+        DL_DELETE(x->set->all, x);
+        sg_timer_cancel(x->reactor, &x->timer);
+        tell(x, true);
+    }
+    unref(x);
+}
+
+void sg_alarm_off(struct sg_alarm_set *x)
+{
+    if (!x)
+        return;
+    x->off.run = called_off; /* after arm, which was posted before */
+    sg_reactor_post(x->reactor, &x->off);
 }
 
 static void end_all(struct sg_task *t)
@@ -87,7 +126,7 @@ static void end_all(struct sg_task *t)
 
     a->over = true;
     while (a->all) {
-        struct alarm *x = a->all;
+        struct sg_alarm_set *x = a->all;
         DL_DELETE(a->all, x);
         sg_timer_cancel(a->reactor, &x->timer);
         tell(x, true);

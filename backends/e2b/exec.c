@@ -15,12 +15,6 @@
 #define GRACE_MAX_MS 3000
 #define BACKSTOP_MS 60000
 
-/* What a timer has of a command that may end long before. */
-struct e2b_ticket {
-    _Atomic int refs;
-    _Atomic(struct e2b_ex *) x; /* a reference, of whoever takes it */
-};
-
 struct e2b_ex *e2b_ex_ref(struct e2b_ex *x)
 {
     atomic_fetch_add(&x->refs, 1);
@@ -42,22 +36,6 @@ void e2b_ex_unref(struct e2b_ex *x)
 
 /* ---- the end ---- */
 
-static void ticket_unref(struct e2b_ticket *t)
-{
-    if (atomic_fetch_sub(&t->refs, 1) == 1)
-        free(t);
-}
-
-static void drop_timeout(struct e2b_ex *x)
-{
-    struct e2b_ticket *t = x->timeout;
-    struct e2b_ex *mine = atomic_exchange(&t->x, NULL);
-
-    if (mine)
-        e2b_ex_unref(mine);
-    ticket_unref(t);
-}
-
 /* True, once: the caller tells the end. *ret_tell: somebody wants to hear it. */
 static bool begin_end(struct e2b_ex *x, bool *ret_tell)
 {
@@ -71,7 +49,11 @@ static bool begin_end(struct e2b_ex *x, bool *ret_tell)
 
 static void settle(struct e2b_ex *x)
 {
-    drop_timeout(x);
+    pthread_mutex_lock(&x->lock);
+    struct sg_alarm_set *timeout = x->timeout;
+    x->timeout = NULL;
+    pthread_mutex_unlock(&x->lock);
+    sg_alarm_off(timeout);
     sg_pipe_set_writer(x->base.out, NULL);
     sg_pipe_set_writer(x->base.err, NULL);
     if (x->base.in) {
@@ -116,14 +98,20 @@ void e2b_ex_fail(struct e2b_ex *x, const struct sg_error *err)
 
 static void timed_out(void *arg, bool over)
 {
-    struct e2b_ticket *t = arg;
-    struct e2b_ex *x = atomic_exchange(&t->x, NULL);
+    struct e2b_ex *x = arg;
 
-    if (x && !over)
+    if (!over)
         e2b_ex_kill(&x->base, SG_KILLED_TIMEOUT);
-    if (x)
-        e2b_ex_unref(x);
-    ticket_unref(t);
+    e2b_ex_unref(x);
+}
+
+/* Unless it has ended by now. */
+static void set_timeout(struct e2b_ex *x, int64_t ms)
+{
+    pthread_mutex_lock(&x->lock);
+    if (!x->ended)
+        x->timeout = sg_alarm_set(x->sb->d->alarms, ms, timed_out, e2b_ex_ref(x));
+    pthread_mutex_unlock(&x->lock);
 }
 
 /* ---- what the stream brings ---- */
@@ -291,9 +279,6 @@ static struct e2b_ex *ex_new(struct e2b_sandbox *sb, const struct sg_exec_spec *
         abort();
     sg_hex(random, sizeof random, x->key);
     pthread_mutex_init(&x->lock, NULL);
-    x->timeout = sg_xcalloc(1, sizeof *x->timeout);
-    x->timeout->refs = 2;
-    x->timeout->x = e2b_ex_ref(x);
     return x;
 }
 
@@ -367,13 +352,11 @@ int e2b_exec(struct sg_sandbox *base, const struct sg_exec_spec *spec, const str
         sg_pipe_set_writer(x->base.err, NULL);
         if (x->base.in)
             sg_pipe_set_reader(x->base.in, NULL);
-        x->timeout->refs = 1;
-        drop_timeout(x);
         x->refs = 1;
         e2b_ex_unref(x);
         return -1;
     }
-    sg_alarm(sb->d->alarms, spec->timeout_ms, timed_out, x->timeout);
+    set_timeout(x, spec->timeout_ms);
     e2b_ex_unref(x);
     return 0;
 }

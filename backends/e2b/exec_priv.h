@@ -10,15 +10,12 @@
 #define KEY_HEX 32U
 #define NOTE_MAX 80U /* bytes of what the wrapper says */
 
-struct e2b_ticket;
-
 struct e2b_ex {
     struct sg_exec base;
     _Atomic int refs;
     struct e2b_sandbox *sb;
     struct e2b_stream *stream;
     struct sg_exec_sink sink;
-    struct e2b_ticket *timeout;
     char key[KEY_HEX + 1];
     int64_t started_us;
     struct sg_task feed;
@@ -39,6 +36,7 @@ struct e2b_ex {
     enum sg_killed_by why;
     unsigned kills;
     int pending_signal;
+    struct sg_alarm_set *timeout; /* has a reference */
     bool feeding, input_over;
 };
 

@@ -40,6 +40,7 @@ struct upload {
     uint64_t wakes;
     bool sent;       /* the call is over */
     bool committing, aborted;
+    struct sg_alarm_set *silence; /* has a reference */
     struct sg_error why;
 };
 
@@ -126,18 +127,22 @@ static void sent(void *arg, const struct sg_error *err)
     if (err)
         sg_error_copy(&u->why, err);
     bool go = u->committing || u->aborted;
+    struct sg_alarm_set *silence = u->silence;
+    u->silence = NULL;
     pthread_cond_broadcast(&u->room);
     pthread_mutex_unlock(&u->lock);
+    sg_alarm_off(silence);
     if (go)
         conclude(u);
     upload_unref(u);
 }
 
-static void late(void *arg, bool over SG_UNUSED)
+static void late(void *arg, bool over)
 {
     struct upload *u = arg;
 
-    sg_cancel_fire(u->cancel, SG_CANCEL_TIMEOUT);
+    if (!over)
+        sg_cancel_fire(u->cancel, SG_CANCEL_TIMEOUT);
     upload_unref(u);
 }
 
@@ -152,12 +157,14 @@ static void end_sink(struct upload *u, bool commit)
 {
     sg_pipe_close(u->pipe);
     sg_pipe_set_writer(u->pipe, NULL);
-    upload_ref(u);
-    sg_alarm(u->sb->d->alarms, SILENT_MS, late, u);
     pthread_mutex_lock(&u->lock);
     u->committing = commit;
     u->aborted = !commit;
     bool go = u->sent;
+    if (!go) {
+        upload_ref(u);
+        u->silence = sg_alarm_set(u->sb->d->alarms, SILENT_MS, late, u);
+    }
     pthread_mutex_unlock(&u->lock);
     if (go)
         conclude(u);

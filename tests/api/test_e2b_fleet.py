@@ -94,3 +94,13 @@ def test_a_delete_that_is_not_confirmed_outlives_the_server(standin):
         assert ids(standin) == [c.get(f"/leases/{kept}").json()["sandbox_id"]]
         c.terminate(kept)
     gone(standin)
+
+
+def test_what_a_lease_did_holds_nothing_of_it_once_it_has_ended(server, standin):
+    c = server.client()
+    id = c.lease()
+    assert c.put(f"/leases/{id}/files?path=f", b"x" * 100000).status == 201
+    assert c.get(f"/leases/{id}/files?path=f").status == 200
+    assert c.post(f"/leases/{id}/exec", {"command": "cat f", "timeout": 3000}).json()["returncode"] == 0
+    c.terminate(id)
+    wait_until(lambda: next(b for b in c.get("/backends").json()["items"] if b["name"] == "e2b")["provider"]["sandboxes"] == 0, 10)

@@ -117,6 +117,7 @@ def test_how_many_calls_go_at_a_time_is_a_setting_and_is_seen(standin):
     standin.order()
     with Server(config=standin.config(max_concurrent=1), env=standin.env, policy=PAID) as s:
         c = s.client()
+        c.terminate(c.lease())  # so that it knows which of the provider's paths are there
         wait_until(lambda: provider(c)["provider"]["sweeps"] == 1)
         standin.order({"op": "create", "kind": "slow", "seconds": 1.5 * SLOW})
 
