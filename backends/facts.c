@@ -50,7 +50,7 @@ struct sg_driver_facts sg_facts_at(size_t i, const struct sg_facts_settings *s)
     struct sg_driver_facts f = {.name = r->name,
                                 .caps = r->caps,
                                 .free = r->free,
-                                .tty = sg_streq(r->name, "local_bwrap"),
+                                .tty = sg_streq(r->name, "local_bwrap") || sg_streq(r->name, "e2b"),
                                 .outlives_server = r->outlives_server,
                                 .credentials = r->credentials};
     if (!s)

@@ -4,8 +4,9 @@
 use strict;
 my $elf = ''; # of perl itself: Config, which knows the machine too, takes as long to load as all the rest here
 if (open my $exe, '<', '/proc/self/exe') { read $exe, $elf, 20 }
-my ($statx, $utimensat, $faccessat, $fallocate) = unpack('x18 v', $elf . "\0" x 20) == 62 ? (332, 280, 269, 285) : (291, 88, 48, 47);
-my ($temp, $stage, $errors); # of an operation: what must go when it fails; where to say why
+my ($statx, $utimensat, $faccessat, $fallocate, $nofollow) =
+    unpack('x18 v', $elf . "\0" x 20) == 62 ? (332, 280, 269, 285, 0400000) : (291, 88, 48, 47, 0100000);
+my ($temp, $stage, @made, $errors); # of an operation: what must go when it fails; where to say why
 umask 022;
 
 sub fail {
@@ -14,6 +15,7 @@ sub fail {
     my $dir = $stage;
     undef $stage; # what fails in the following has no other
     remove_tree($dir) if defined $dir;
+    rmdir $_ for reverse @made;
     syswrite $errors || \*STDOUT, "E$e\0$what\0";
     exit 3;
 }
@@ -43,7 +45,7 @@ sub look {
 }
 sub record {
     my ($name, $s) = @_;
-    return join '', map { (defined $_ ? $_ : '') . "\0" } $name, @$s{qw(type size)}, $s->{mode} & 0777, @$s{qw(mtime ctime ino dev uid target)};
+    return join '', map { (defined $_ ? $_ : '') . "\0" } $name, @$s{qw(type size)}, $s->{mode} & 07777, @$s{qw(mtime ctime ino dev uid target)};
 }
 
 # Perl's own -w knows nothing of read-only file systems.
@@ -69,6 +71,7 @@ sub make_path {
     my ($up, $name) = $p =~ m{^(.*?)/+([^/]+)/*$} or return 0;
     return 0 unless make_path($up eq '' ? '/' : $up, 0755);
     if (!mkdir $p, $mode) { my $e = $! + 0; my $again = look($p, 1); return 1 if $again && $again->{type} eq 'd'; $! = $e; return 0 }
+    push @made, $p;
     chmod $mode, $p;
     return 1;
 }

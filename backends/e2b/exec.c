@@ -63,10 +63,22 @@ static void settle(struct e2b_ex *x)
     e2b_stream_leave(x->stream);
 }
 
+/* Once. */
+static void tell_started(struct e2b_ex *x)
+{
+    pthread_mutex_lock(&x->lock);
+    bool tell = !x->told && !x->released && !x->ended;
+    x->told = true;
+    pthread_mutex_unlock(&x->lock);
+    if (tell)
+        x->sink.started(x->sink.arg);
+}
+
 static void end_exited(struct e2b_ex *x)
 {
     bool tell;
 
+    tell_started(x);
     if (!begin_end(x, &tell))
         return;
     pthread_mutex_lock(&x->lock);
@@ -147,18 +159,19 @@ void e2b_ex_command_ended(struct e2b_ex *x, int status)
         sg_alarm(x->sb->d->alarms, GRACE_MS, grace_over, e2b_ex_ref(x));
 }
 
-void e2b_ex_command_began(struct e2b_ex *x, int64_t pid)
+void e2b_ex_command_began(struct e2b_ex *x, int64_t pid, int64_t pts)
 {
     pthread_mutex_lock(&x->lock);
     x->child = pid;
+    x->pts = pts;
     int signo = x->pending_signal;
     x->pending_signal = 0;
     pthread_mutex_unlock(&x->lock);
+    tell_started(x);
     if (signo)
         e2b_ex_send_signal(x, pid, signo);
 }
 
-/* The note is complete: "\0KEY s PID\0" or "\0KEY x STATUS\0". False: it is none. */
 static size_t data(void *arg, bool to_stderr, const char *bytes, size_t len)
 {
     struct e2b_ex *x = arg;
@@ -177,11 +190,10 @@ static void started(void *arg, uint32_t pid)
 
     pthread_mutex_lock(&x->lock);
     x->pid = pid;
-    bool tell = !x->released && !x->ended;
     enum sg_killed_by why = x->why;
     pthread_mutex_unlock(&x->lock);
-    if (tell)
-        x->sink.started(x->sink.arg);
+    if (!x->tty) /* else when its terminal is there, which may be resized from then on */
+        tell_started(x);
     if (why != SG_KILLED_NOT)
         e2b_ex_kill(&x->base, why);
     if (x->base.in)
@@ -260,7 +272,7 @@ static void x_release(struct sg_exec *base)
     e2b_ex_unref(x);
 }
 
-static const struct sg_exec_ops ex_ops = {.kill = e2b_ex_kill, .signal = e2b_ex_signal, .release = x_release};
+static const struct sg_exec_ops ex_ops = {.kill = e2b_ex_kill, .signal = e2b_ex_signal, .resize = e2b_ex_resize, .release = x_release};
 
 static struct e2b_ex *ex_new(struct e2b_sandbox *sb, const struct sg_exec_spec *spec, const struct sg_exec_sink *sink)
 {
@@ -274,6 +286,7 @@ static struct e2b_ex *ex_new(struct e2b_sandbox *sb, const struct sg_exec_spec *
     x->base.err = sg_pipe_new(spec->pipe_bytes);
     x->sb = (struct e2b_sandbox *)sg_sandbox_ref(&sb->base);
     x->sink = *sink;
+    x->tty = spec->tty.rows > 0;
     x->started_us = sg_now_us();
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
         abort();
@@ -286,6 +299,7 @@ struct wrapped {
     const char **argv;
     char **env; /* NAME=VALUE, as many as there are */
     size_t n_env;
+    char count[16], terminal[40];
 };
 
 static void wrapped_finish(struct wrapped *w)
@@ -296,19 +310,25 @@ static void wrapped_finish(struct wrapped *w)
     free(w->argv);
 }
 
-/* The wrapper around the command. count: room for the number of variables, which lives as long. */
-static void wrap(const struct e2b_ex *x, const struct sg_exec_spec *spec, char count[16], struct wrapped *w)
+/* The wrapper around the command. */
+static void wrap(const struct e2b_ex *x, const struct sg_exec_spec *spec, struct wrapped *w)
 {
+    static const char *const plain[] = {"perl", "-e", e2b_script_wrap, NULL};
+    static const char *const on_terminal[] = {"perl", "-e", e2b_script_terminal, "-e", e2b_script_wrap, NULL};
     size_t n = 0, at = 0;
+
     while (spec->argv[n])
         n++;
     w->n_env = spec->env ? spec->env->n : 0;
     w->env = sg_xcalloc(w->n_env + 1, sizeof *w->env);
-    w->argv = sg_xcalloc(n + w->n_env + 8, sizeof *w->argv);
-    snprintf(count, 16, "%zu", w->n_env);
-    const char *const head[] = {"perl", "-e", e2b_script_wrap, x->key, count};
-    for (size_t i = 0; i < SG_COUNT_OF(head); i++)
-        w->argv[at++] = head[i];
+    w->argv = sg_xcalloc(n + w->n_env + 10, sizeof *w->argv);
+    snprintf(w->count, sizeof w->count, "%zu", w->n_env);
+    snprintf(w->terminal, sizeof w->terminal, x->tty ? "%u %u %d" : "-", spec->tty.rows, spec->tty.cols, spec->stdin_open);
+    for (const char *const *p = x->tty ? on_terminal : plain; *p; p++)
+        w->argv[at++] = *p;
+    w->argv[at++] = x->key;
+    w->argv[at++] = w->terminal;
+    w->argv[at++] = w->count;
     for (size_t i = 0; i < w->n_env; i++)
         w->argv[at++] = w->env[i] = sg_xasprintf("%s=%s", spec->env->vars[i].name, spec->env->vars[i].value);
     memcpy(w->argv + at, spec->argv, n * sizeof *w->argv);
@@ -332,8 +352,7 @@ int e2b_exec(struct sg_sandbox *base, const struct sg_exec_spec *spec, const str
     }
     struct e2b_ex *x = ex_new(sb, spec, sink);
     sg_cleanup(wrapped_finish) struct wrapped w = {0};
-    char count[16];
-    wrap(x, spec, count, &w);
+    wrap(x, spec, &w);
     sg_cleanup(sg_free_p) char *cwd = directory(sb, spec->cwd);
     sg_cleanup(sg_free_p) char *marker = sg_xasprintf("SANDGATE_EXEC=%s", x->key);
     const struct sg_waker room = {.wake = room_wake, .ref = waker_ref, .unref = waker_unref, .arg = x};

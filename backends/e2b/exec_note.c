@@ -3,17 +3,20 @@
 
 #include <stdio.h>
 
+/* The note is complete: "\0KEY s PID PTS\0" or "\0KEY x STATUS\0". False: it is none. */
 static bool take_note(struct e2b_ex *x)
 {
     char kind;
-    long long number;
+    long long number, pts = 0;
     int end = 0;
 
-    if (x->note_len < KEY_HEX + 5 || memcmp(x->note + 1, x->key, KEY_HEX) != 0 ||
-        sscanf(x->note + 1 + KEY_HEX, " %c %lld%n", &kind, &number, &end) != 2 || x->note[1 + KEY_HEX + (size_t)end] != '\0')
+    if (x->note_len < KEY_HEX + 5 || memcmp(x->note + 1, x->key, KEY_HEX) != 0)
+        return false;
+    const char *said = x->note + 1 + KEY_HEX;
+    if (sscanf(said, " %c %lld%n %lld%n", &kind, &number, &end, &pts, &end) < 2 || said[end] != '\0')
         return false;
     if (kind == 's')
-        e2b_ex_command_began(x, number);
+        e2b_ex_command_began(x, number, pts);
     else
         e2b_ex_command_ended(x, (int)number);
     return true;

@@ -17,6 +17,7 @@ struct e2b_ex {
     struct e2b_stream *stream;
     struct sg_exec_sink sink;
     char key[KEY_HEX + 1];
+    bool tty;
     int64_t started_us;
     struct sg_task feed;
     _Atomic bool feed_posted; /* the task has a reference */
@@ -30,6 +31,8 @@ struct e2b_ex {
     pthread_mutex_t lock; /* guards what follows */
     uint32_t pid;         /* of the wrapper, 0: not yet */
     int64_t child;
+    int64_t pts;          /* of a terminal: its number */
+    bool told;            /* that it has started */
     bool exited, ended, released, killing, blocked, failing;
     int status;
     int64_t exited_us, exited_ms, last_ms;
@@ -46,8 +49,8 @@ struct e2b_ex *e2b_ex_ref(struct e2b_ex *x);
 void e2b_ex_unref(struct e2b_ex *x);
 /* It ends here, with err; once. */
 void e2b_ex_fail(struct e2b_ex *x, const struct sg_error *err);
-/* The wrapper's word: the command runs as that process; it has ended, as of wait. */
-void e2b_ex_command_began(struct e2b_ex *x, int64_t pid);
+/* The wrapper's word: the command runs as that process, on that terminal; it has ended, as of wait. */
+void e2b_ex_command_began(struct e2b_ex *x, int64_t pid, int64_t pts);
 void e2b_ex_command_ended(struct e2b_ex *x, int status);
 
 /* ---- exec_note.c: what the wrapper says among what the command writes to its standard error ---- */
@@ -64,6 +67,10 @@ void e2b_ex_kill(struct sg_exec *base, enum sg_killed_by why);
 void e2b_ex_kill_unknown(struct e2b_ex *x);
 int e2b_ex_signal(struct sg_exec *base, int signo, struct sg_error *err);
 void e2b_ex_send_signal(struct e2b_ex *x, int64_t pid, int signo);
+
+/* ---- terminal.c ---- */
+
+int e2b_ex_resize(struct sg_exec *base, unsigned rows, unsigned cols, const struct sg_done *done, struct sg_error *err);
 
 /* ---- exec_input.c ---- */
 

@@ -91,7 +91,7 @@ bool e2b_record(const char **at, const char *end, const char **ret_name, struct 
         return false;
     ret->type = type_of(type[0]);
     ret->size = (uint64_t)size;
-    ret->mode = (uint32_t)mode & 0777U;
+    ret->mode = (uint32_t)mode & 07777U;
     ret->ino = (uint64_t)ino;
     ret->dev = (uint64_t)dev;
     ret->uid = (uint32_t)uid;

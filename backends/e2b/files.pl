@@ -116,6 +116,7 @@ my %do = (
         fail(10001) if !defined $real || $real =~ m{^/(proc|sys)(/|$)} || $s->{type} ne 'd' && $s->{type} ne 'f';
         say_all($real, "\0", record('', $s));
     },
+    may => sub { may_write(nearest(place(shift))) or fail($!) },
     room => sub {
         my $t = nearest(place(shift)) . '/' . random_name();
         sysopen my $f, $t, 0301, 0600 or fail($!);

@@ -3,6 +3,7 @@
 #define SG_E2B_SCRIPTS_H
 
 extern const char e2b_script_wrap[];
+extern const char e2b_script_terminal[];
 extern const char e2b_script_kill[];
 extern const char e2b_script_common[];
 extern const char e2b_script_files[];

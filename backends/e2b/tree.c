@@ -46,16 +46,36 @@ static int do_resolve(struct sg_sandbox *base, const char *path, const struct sg
     return 0;
 }
 
-/* On this server's disk: it is read and written a lot. */
-static int do_scratch(struct sg_sandbox *base, const char *path SG_UNUSED, const struct sg_file_source_done *done, struct sg_error *err)
-{
-    struct sg_file_source src = {.fd = e2b_spool(((struct e2b_sandbox *)base)->d, UINT64_MAX)};
+struct scratch {
+    struct e2b_sandbox *sb;
+    struct sg_file_source_done done;
+};
 
-    if (src.fd < 0) {
-        sg_error_sys(err, SG_UNAVAILABLE, errno, "this server has no room for the archive on its way");
-        return sg_error_retry_after(err, 5);
+/* It is on this server's disk, as it is read and written a lot. */
+static void permitted(void *arg, const char *out SG_UNUSED, size_t len SG_UNUSED, const struct sg_error *err)
+{
+    struct scratch *s = arg;
+    struct sg_file_source src = {.fd = err ? -1 : e2b_spool(s->sb->d, UINT64_MAX)};
+    struct sg_error why = {0};
+
+    if (!err && src.fd < 0) {
+        sg_error_sys(&why, SG_UNAVAILABLE, errno, "this server has no room for the archive on its way");
+        sg_error_retry_after(&why, 5);
+        err = &why;
     }
-    done->fn(done->arg, &src, NULL);
+    s->done.fn(s->done.arg, err ? NULL : &src, err);
+    sg_error_clear(&why);
+    sg_sandbox_unref(&s->sb->base);
+    free(s);
+}
+
+static int do_scratch(struct sg_sandbox *base, const char *path, const struct sg_file_source_done *done, struct sg_error *err SG_UNUSED)
+{
+    sg_cleanup(sg_free_p) char *hex = e2b_hex(path);
+    struct scratch *s = sg_xcalloc(1, sizeof *s);
+
+    *s = (struct scratch){.sb = (struct e2b_sandbox *)sg_sandbox_ref(base), .done = *done};
+    e2b_file_run(s->sb, &(struct e2b_file_call){.args = {"may", hex}, .done = permitted, .arg = s});
     return 0;
 }
 

@@ -12,7 +12,7 @@ sub gone { return $! == 2 || $! == 20 || $! == 40 || $! == 21 }
 
 sub give_file {
     my ($p, $name) = @_;
-    sysopen my $f, $p, 0404000 or do { return if gone(); fail($!, $name) }; # O_NONBLOCK | O_NOFOLLOW
+    sysopen my $f, $p, 04000 | $nofollow or do { return if gone(); fail($!, $name) }; # O_NONBLOCK
     my $s = look("/proc/self/fd/" . fileno $f, 1) or fail($!, $name);
     return if $s->{type} ne 'f';
     give(fields('f', $name, $s->{mode} & 0777, @$s{qw(mtime uid size)}, ''));
@@ -90,7 +90,7 @@ sub clear {
 sub take_file {
     my ($p, $name, $mode, $mtime, $left) = @_;
     clear($p, $name);
-    sysopen my $f, $p, 0301 | 0400000, 0600 or fail($!, $name); # O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW
+    sysopen my $f, $p, 0301 | $nofollow, 0600 or fail($!, $name); # O_WRONLY | O_CREAT | O_EXCL
     my $size = $left;
     while ($left > 0) {
         my $n = read $in, my $bytes, $left < 65536 ? $left : 65536;

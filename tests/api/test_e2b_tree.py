@@ -40,7 +40,7 @@ def test_thousands_of_entries_are_a_handful_of_calls(server, standin, lease):
     assert len(get(c, lease)) == 3007
     after = standin.state()["counts"]
     calls = {k: n - before.get(k, 0) for k, n in after.items() if n - before.get(k, 0) and k not in ("list", "get")}
-    assert calls == {"start": 5, "write": 1}, calls
+    assert calls == {"start": 6, "write": 1}, calls
     c.close()
 
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_made_changes_nothing(server, lease, entries, status, cod
 
 
 @pytest.mark.parametrize("fault, status", [({"op": "write", "kind": "drop"}, 503), ({"op": "write", "kind": "status", "status": 507}, 507),
-                                           ({"op": "start", "kind": "drop", "skip": 1}, 502)])
+                                           ({"op": "start", "kind": "drop", "skip": 2}, 502)])
 def test_what_the_provider_does_not_do_changes_nothing(server, standin, lease, fault, status):
     c = server.client()
     c.exec(lease, "mkdir to; echo kept > to/kept")
@@ -84,7 +84,7 @@ def test_what_the_provider_does_not_do_changes_nothing(server, standin, lease, f
 
 def test_an_answer_that_is_lost_is_not_taken_for_a_failure(server, standin, lease):
     c = server.client()
-    standin.order({"op": "start", "kind": "drop_after", "skip": 2})
+    standin.order({"op": "start", "kind": "drop_after", "skip": 3})
     r = put(c, lease, make_tar(("x", b"1")))
     assert r.status == 502 and r.code == "outcome_unknown", r
     wait_until(lambda: names(c, lease) == ["to", "to/x"], 20)

@@ -116,7 +116,7 @@ TABLE = [
     Backend("podman", "docker", in_podman, LOCAL, tty=True, images=True, outlives=True, missing=engine.why_no_podman),
     Backend("docker_engine", "docker", by_engine_calls, LOCAL, images=True, outlives=True, missing=engine.why_not),
     Backend("podman_engine", "docker", by_podmans_calls, LOCAL, images=True, outlives=True, missing=engine.why_no_podman),
-    Backend("e2b", "e2b", e2b, BASICS | {"network", "snapshot", "public_url"}, endpoints=False, elsewhere=True, limits=False, images=True,
+    Backend("e2b", "e2b", e2b, BASICS | {"network", "snapshot", "public_url"}, tty=True, endpoints=False, elsewhere=True, limits=False, images=True,
             here=False, outlives=True),
     Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False, here=False),
 ]
