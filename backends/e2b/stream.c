@@ -146,7 +146,8 @@ static void take_error(struct e2b_stream *s, const json_t *e)
     const char *code = json_string_value(json_object_get(e, "code"));
     const char *text = json_string_value(json_object_get(e, "message"));
 
-    code = code ? code : "unknown";
+    if (!code || strspn(code, "abcdefghijklmnopqrstuvwxyz_") != strlen(code))
+        code = "unknown"; /* who says this may say anything, such as what it was sent */
     if (sg_streq(code, "invalid_argument") && text && strstr(text, "cwd")) {
         sg_error_set(&s->why, SG_CWD_NOT_FOUND, "the directory to start in does not exist");
     } else if (sg_streq(code, "deadline_exceeded")) {
