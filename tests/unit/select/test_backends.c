@@ -23,12 +23,12 @@ Test(backends, the_table_has_every_backend_in_the_default_order)
 
 Test(backends, settings_decide_some_capabilities)
 {
-    struct sg_facts_settings s = {SG_EGRESS_LOOPBACK, SG_EGRESS_NONE, false};
+    struct sg_facts_settings s = {.local_bwrap_egress = SG_EGRESS_LOOPBACK, .docker_egress = SG_EGRESS_NONE};
     struct sg_driver_facts f;
     cr_assert(sg_facts_get("local_bwrap", &s, &f) && !(f.caps & SG_CAP_NETWORK));
     cr_assert(sg_facts_get("docker", &s, &f) && !(f.caps & SG_CAP_NETWORK));
     cr_assert(sg_facts_get("modal", &s, &f) && !(f.caps & SG_CAP_PERSISTENT_VOLUMES));
-    s = (struct sg_facts_settings){SG_EGRESS_RESTRICTED, SG_EGRESS_OPEN, true};
+    s = (struct sg_facts_settings){.local_bwrap_egress = SG_EGRESS_RESTRICTED, .docker_egress = SG_EGRESS_OPEN, .modal_volumes = true};
     cr_assert(sg_facts_get("local_bwrap", &s, &f) && (f.caps & SG_CAP_NETWORK));
     cr_assert(sg_facts_get("docker", &s, &f) && (f.caps & SG_CAP_NETWORK));
     cr_assert(sg_facts_get("modal", &s, &f) && (f.caps & SG_CAP_PERSISTENT_VOLUMES));
