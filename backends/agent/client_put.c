@@ -55,13 +55,20 @@ static void sink_free(struct sink *s)
     free(s);
 }
 
+/* What is written lies here, and not in a sandbox that is far. */
+static int write_failed(const struct sink *s, int e, struct sg_error *err)
+{
+    bool ours = s->u.agent->o.far && (e == ENOSPC || e == EDQUOT);
+    return sg_agent_error(err, ours ? SG_AGENT_ENOSPOOL : (uint32_t)e);
+}
+
 static int sink_write(struct sg_file_sink *pub, const void *data, size_t len, struct sg_error *err)
 {
     struct sink *s = (struct sink *)pub;
     const char *p = data;
     if (data == NULL) {
         if (len > (size_t)(INT64_MAX - s->u.size) || ftruncate(s->u.fd, s->u.size + (off_t)len) < 0)
-            return sg_agent_error(err, len > (size_t)(INT64_MAX - s->u.size) ? EFBIG : (uint32_t)errno);
+            return write_failed(s, len > (size_t)(INT64_MAX - s->u.size) ? EFBIG : errno, err);
         s->u.size += (off_t)len;
         return 0;
     }
@@ -70,7 +77,7 @@ static int sink_write(struct sg_file_sink *pub, const void *data, size_t len, st
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return sg_agent_error(err, n < 0 ? (uint32_t)errno : ENOSPC);
+            return write_failed(s, n < 0 ? errno : ENOSPC, err);
         at += (size_t)n;
         s->u.size += n;
     }

@@ -13,6 +13,7 @@ static const struct sg_file_error own[] = {
     {EMFILE, SG_OVERLOADED, "too many files are open in the sandbox"},
     {ENFILE, SG_OVERLOADED, "too many files are open"},
     {EIO, SG_OUTCOME_UNKNOWN, "a fault of the disk, or what worked on it in the sandbox was killed: look before you repeat"},
+    {SG_AGENT_ENOSPOOL, SG_OVERLOADED, "this server has no room for the file on its way from or to the sandbox"},
     {ENOMEM, SG_OVERLOADED, "the sandbox is out of memory"},
 };
 

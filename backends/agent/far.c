@@ -11,15 +11,13 @@
 
 /* ---- references ---- */
 
-static void ref(void *arg)
+void far_ref(struct far *f)
 {
-    struct far *f = arg;
     (void)atomic_fetch_add(&f->refs, 1);
 }
 
-static void unref(void *arg)
+void far_unref(struct far *f)
 {
-    struct far *f = arg;
     if (atomic_fetch_sub(&f->refs, 1) == 1) {
         sg_pipe_unref(f->o.in);
         sg_pipe_unref(f->o.out);
@@ -29,13 +27,27 @@ static void unref(void *arg)
     }
 }
 
-static void wake(void *arg)
+void far_wake(struct far *f)
 {
-    struct far *f = arg;
     if (!atomic_exchange(&f->posted, true)) {
-        ref(f);
+        far_ref(f);
         sg_reactor_post(f->reactor, &f->task);
     }
+}
+
+static void ref(void *arg)
+{
+    far_ref(arg);
+}
+
+static void unref(void *arg)
+{
+    far_unref(arg);
+}
+
+static void wake(void *arg)
+{
+    far_wake(arg);
 }
 
 /* ---- the end ---- */
@@ -235,7 +247,7 @@ static void gone(void *arg, struct sg_mux_channel *c)
 
 static struct far *far_new(const struct sg_agent_far *o, struct sg_reactor *reactor, int sock)
 {
-    static const struct sg_mux_ops ops = {.packet = far_packet, .oom = far_oom, .received = far_received, .sent = far_sent, .gone = gone};
+    static const struct sg_mux_ops ops = {.packet = far_packet, .oom = far_oom, .received = far_received, .sent = far_sent, .moved = far_moved, .gone = gone};
     struct far *f = sg_xcalloc(1, sizeof *f);
     atomic_init(&f->refs, 1);
     f->o = *o;

@@ -1,7 +1,6 @@
 /* What the client asks for, with channels in the place of its descriptors. */
 #include "backends/agent/far_priv.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -30,6 +29,8 @@ void far_call_free(struct far *f, struct far_call *k)
         sg_mux_set_owner(c, NULL);
     HASH_DEL(f->calls, k);
     (void)sg_close(k->fd);
+    k->io = far_io_free(k->io);
+    free(k->held);
     free(k);
 }
 
@@ -50,6 +51,7 @@ void far_parcel_free(struct far *f, struct far_parcel *p)
 {
     DL_DELETE(f->parcels, p);
     f->n_parcels--;
+    p->io = far_io_free(p->io);
     close_all(p->fds, p->n);
     free(p);
 }
@@ -176,7 +178,9 @@ static int send_content(struct far *f, struct far_parcel *p, const struct sg_age
     } else {
         sg_mux_send_open(f->mux, p->content);
     }
-    return sg_mux_attach(f->mux, c, fd);
+    p->io = far_io_new(f, p->content, fd, true);
+    sg_mux_manual(f->mux, c);
+    return 0;
 }
 
 /* ---- what is asked for ---- */
@@ -187,7 +191,7 @@ static void send_plain(struct far *f, const void *data, size_t len)
     sg_mux_send_packet(f->mux, &none, 0, data, len);
 }
 
-/* The mirror's end of what comes: a file, or half a connection whose other half is the client's. -1 and errno. */
+/* The mirror's end of what comes: a file, or half a connection whose other half is the client's. -1: there is no room for one. */
 static int make_end(const struct far *f, struct far_call *k)
 {
     int ends[2];
@@ -205,9 +209,8 @@ static int ask_for(struct far *f, const struct sg_agent_msg *m, enum call_kind k
     struct far_call *k = call_new(f, m->id, kind);
     fd = fd >= 0 ? fd : make_end(f, k);
     if (fd < 0) {
-        int e = errno;
         far_call_free(f, k);
-        far_refuse(f, m, e);
+        far_refuse(f, m, SG_AGENT_ENOSPOOL);
         return 0;
     }
     struct sg_mux_channel *c = sg_mux_add(f->mux, k->channel, kind == CALL_SOCKET ? SG_MUX_BOTH : SG_MUX_IN, k);
@@ -215,10 +218,12 @@ static int ask_for(struct far *f, const struct sg_agent_msg *m, enum call_kind k
         (void)sg_close(fd);
         return -1;
     }
-    if (kind == CALL_READ)
-        sg_mux_sparse(c);
     sg_mux_send_packet(f->mux, &k->channel, 1, data, len);
-    return sg_mux_attach(f->mux, c, fd);
+    if (kind != CALL_READ)
+        return sg_mux_attach(f->mux, c, fd);
+    k->io = far_io_new(f, k->channel, fd, false);
+    sg_mux_manual(f->mux, c);
+    return 0;
 }
 
 static int ask_plain(struct far *f, const struct sg_agent_msg *m, const void *data, size_t len)
@@ -246,7 +251,7 @@ static int ask_open(struct far *f, const struct sg_agent_msg *m, const void *dat
         struct sg_agent_msg done = {.type = SG_AGENT_DONE, .id = m->id, .u.done.text = ""};
         int fd = far_spool(f);
         if (fd < 0)
-            far_refuse(f, m, errno);
+            far_refuse(f, m, SG_AGENT_ENOSPOOL);
         else
             far_done(f, &done, fd);
         return 0;

@@ -19,8 +19,11 @@ struct far_call {
     enum call_kind kind;
     uint32_t channel;
     int fd;        /* SOCKET: the client's end; READ: what has come; or -1 */
+    struct far_io *io; /* READ: what takes it */
     bool complete; /* READ, LIST: all has come */
     int error;
+    void *held;    /* READ: the answer, which came before the disk was done */
+    size_t held_len;
     UT_hash_handle hh;
 };
 
@@ -29,6 +32,7 @@ struct far_parcel {
     struct far_parcel *prev, *next;
     bool ordered, ready;
     uint32_t content; /* the channel of it; 0: none */
+    struct far_io *io;
     int fds[SG_MUX_NAMED_MAX];
     unsigned n; /* of the fds; those that are taken are -1 */
     size_t len;
@@ -57,6 +61,18 @@ struct far {
 /* Once the connection, or the other side, is of no use any more. reason: a stable word. */
 void far_end(struct far *f, const char *reason, const char *what);
 
+void far_wake(struct far *f);
+void far_ref(struct far *f);
+void far_unref(struct far *f);
+
+/* ---- far_io.c: files, which workers read and write ---- */
+
+/* fd is taken over. out: it is sent, else what comes is written to it. */
+struct far_io *far_io_new(struct far *f, uint32_t channel, int fd, bool out);
+struct far_io *far_io_free(struct far_io *io); /* NULL-safe, returns NULL */
+void far_io_moved(struct far_io *io, struct sg_mux_channel *c);
+int far_io_take(struct far_io *io); /* its descriptor */
+
 /* ---- far_ask.c ---- */
 
 /* A packet of the client's and its descriptors, which are taken over. -1: there is no sense in it. */
@@ -71,10 +87,11 @@ int far_spool(const struct far *f);
 /* ---- far_tell.c ---- */
 
 int far_packet(void *arg, const uint32_t *names, unsigned n, const void *data, size_t len);
+void far_moved(void *arg, struct sg_mux_channel *c);
 int far_oom(void *arg, uint64_t id);
 void far_received(void *arg, struct sg_mux_channel *c, int error);
 /* Tells the client in the agent's place; fd is taken over. */
 void far_done(struct far *f, struct sg_agent_msg *m, int fd);
-void far_refuse(struct far *f, const struct sg_agent_msg *asked, int error);
+void far_refuse(struct far *f, const struct sg_agent_msg *asked, uint32_t error);
 
 #endif

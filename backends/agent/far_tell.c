@@ -19,25 +19,12 @@ void far_done(struct far *f, struct sg_agent_msg *m, int fd)
     tell(f, data, sg_agent_encode(m, data, sizeof data), fd);
 }
 
-void far_refuse(struct far *f, const struct sg_agent_msg *asked, int error)
+void far_refuse(struct far *f, const struct sg_agent_msg *asked, uint32_t error)
 {
     struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = asked->id};
-    m.u.done.error = (uint32_t)error;
+    m.u.done.error = error;
     m.u.done.text = "";
     far_done(f, &m, -1);
-}
-
-void far_received(void *arg, struct sg_mux_channel *c, int error)
-{
-    struct far *f = arg;
-    struct far_call *k = sg_mux_owner(c);
-    if (k == NULL || (k->kind != CALL_READ && k->kind != CALL_LIST))
-        return;
-    k->complete = true;
-    k->error = error;
-    if (k->kind == CALL_READ)
-        k->fd = sg_mux_take(f->mux, c);
-    sg_mux_set_owner(c, NULL);
 }
 
 /* What has come, for reading alone; -1. */
@@ -49,21 +36,74 @@ static int reopen(int fd)
 }
 
 /* The content is what has come, whatever the answer says of it. */
-static int file_for(struct far *f, struct far_call *k, struct sg_agent_msg *m)
+static void file_for(struct far *f, struct far_call *k, struct sg_agent_msg *m)
 {
     struct stat st;
     int fd = k->error == 0 ? reopen(k->fd) : -1;
     if (fd < 0 || fstat(fd, &st) < 0) {
         (void)sg_close(fd);
-        far_refuse(f, m, EIO);
-        return 0;
+        far_refuse(f, m, SG_AGENT_ENOSPOOL);
+        return;
     }
     m->u.done.stat.size = (uint64_t)st.st_size;
     far_done(f, m, fd);
-    return 0;
 }
 
-/* -1: it is not what was asked for. */
+/* The answer came before this machine's disk was done. */
+static void tell_held(struct far *f, struct far_call *k)
+{
+    struct sg_agent_msg m;
+    (void)sg_agent_decode(k->held, k->held_len, 1, SG_AGENT_FROM_AGENT, &m); /* as it was before */
+    file_for(f, k, &m);
+    far_call_free(f, k);
+}
+
+void far_received(void *arg, struct sg_mux_channel *c, int error)
+{
+    struct far *f = arg;
+    struct far_call *k = sg_mux_owner(c);
+    if (k == NULL || (k->kind != CALL_READ && k->kind != CALL_LIST))
+        return;
+    k->complete = true;
+    k->error = error;
+    sg_mux_set_owner(c, NULL);
+    if (k->kind == CALL_READ)
+        k->fd = far_io_take(k->io);
+    if (k->held != NULL)
+        tell_held(f, k);
+}
+
+void far_moved(void *arg, struct sg_mux_channel *c)
+{
+    bool sends = sg_mux_way(c) == SG_MUX_OUT;
+    const struct far_parcel *p = sends ? sg_mux_owner(c) : NULL;
+    const struct far_call *k = sends ? NULL : sg_mux_owner(c);
+    (void)arg;
+    if (p != NULL)
+        far_io_moved(p->io, c);
+    else if (k != NULL)
+        far_io_moved(k->io, c);
+}
+
+/* A file: all of it has come, though it may not be on the disk yet. 0: it was answered; 1: it will be; -1. */
+static int file_answered(struct far *f, struct far_call *k, struct sg_agent_msg *m, const void *data, size_t len)
+{
+    const struct sg_mux_channel *c = sg_mux_find(f->mux, k->channel);
+    if ((m->u.done.flags & SG_AGENT_DONE_STAT) == 0 || k->held != NULL)
+        return -1;
+    if (k->complete) {
+        file_for(f, k, m);
+        return 0;
+    }
+    if (c == NULL || !sg_mux_ended(c))
+        return -1;
+    k->held = sg_xcalloc(1, len);
+    k->held_len = len;
+    memcpy(k->held, data, len);
+    return 1;
+}
+
+/* As file_answered(). */
 static int answered(struct far *f, struct far_call *k, struct sg_agent_msg *m, const void *data, size_t len)
 {
     bool good = m->u.done.error == 0;
@@ -78,12 +118,12 @@ static int answered(struct far *f, struct far_call *k, struct sg_agent_msg *m, c
         return 0;
     }
     if (k->kind == CALL_READ)
-        return k->complete && (m->u.done.flags & SG_AGENT_DONE_STAT) != 0 ? file_for(f, k, m) : -1;
+        return file_answered(f, k, m, data, len);
     if ((m->u.done.flags & SG_AGENT_DONE_NAMED) != 0)
         return -1;
     int fd = far_spool(f);
     if (fd < 0)
-        far_refuse(f, m, errno);
+        far_refuse(f, m, SG_AGENT_ENOSPOOL);
     else
         tell(f, data, len, fd);
     return 0;
@@ -103,8 +143,9 @@ int far_packet(void *arg, const uint32_t *names, unsigned n, const void *data, s
     struct far_call *k = m.type == SG_AGENT_DONE ? far_call_find(f, m.id) : NULL;
     if (k != NULL) {
         int rc = answered(f, k, &m, data, len);
-        far_call_free(f, k);
-        return rc;
+        if (rc <= 0)
+            far_call_free(f, k);
+        return rc < 0 ? -1 : 0;
     }
     if (nfds != 0)
         return -1;

@@ -24,9 +24,10 @@
 
 struct sg_mux_channel {
     uint32_t number;
+    enum sg_mux_direction way;
     void *owner;
     int fd; /* -1: none yet, or none any more */
-    bool is_file, sparse, watched;
+    bool is_file, watched, manual;
     bool readable, writable;
 
     /* here to there */
@@ -44,6 +45,7 @@ struct sg_mux_channel {
     uint32_t owed;   /* taken, and not told yet */
     char *pending;   /* SG_MUX_WINDOW, while there is something in it */
     size_t at, len;
+    size_t grabbed; /* of what has been taken away and not been taken yet */
     off_t write_at;
 
     bool active; /* in the list of those that may have something to do */
@@ -187,7 +189,7 @@ struct sg_mux_channel *sg_mux_add(struct sg_mux *m, uint32_t number, enum sg_mux
     struct sg_mux_channel *c = number == 0 || m->n >= SG_MUX_CHANNELS_MAX || sg_mux_find(m, number) != NULL ? NULL : calloc(1, sizeof *c);
     if (c == NULL)
         return NULL;
-    *c = (struct sg_mux_channel){.number = number, .owner = owner, .fd = -1, .credit = SG_MUX_WINDOW, .window = SG_MUX_WINDOW, .left = UNLIMITED};
+    *c = (struct sg_mux_channel){.number = number, .way = way, .owner = owner, .fd = -1, .credit = SG_MUX_WINDOW, .window = SG_MUX_WINDOW, .left = UNLIMITED};
     c->out_over = (way & SG_MUX_OUT) == 0;
     c->in_end = c->in_over = (way & SG_MUX_IN) == 0;
     HASH_ADD(hh, m->channels, number, sizeof c->number, c);
@@ -205,11 +207,6 @@ void sg_mux_set_owner(struct sg_mux_channel *c, void *owner)
     c->owner = owner;
 }
 
-void sg_mux_sparse(struct sg_mux_channel *c)
-{
-    c->sparse = true;
-}
-
 int sg_mux_attach(struct sg_mux *m, struct sg_mux_channel *c, int fd)
 {
     struct stat st;
@@ -224,6 +221,11 @@ int sg_mux_attach(struct sg_mux *m, struct sg_mux_channel *c, int fd)
     }
     activate(m, c);
     return 0;
+}
+
+enum sg_mux_direction sg_mux_way(const struct sg_mux_channel *c)
+{
+    return c->way;
 }
 
 bool sg_mux_stopped(const struct sg_mux_channel *c)
@@ -296,17 +298,11 @@ static void end_in(struct sg_mux *m, struct sg_mux_channel *c)
 
 /* ---- moving bytes ---- */
 
-static bool only_zeros(const char *p, size_t n)
-{
-    return p[0] == 0 && memcmp(p, p + 1, n - 1) == 0;
-}
-
 static ssize_t take_some(struct sg_mux_channel *c, const char *p, size_t n)
 {
     if (!c->is_file)
         return write(c->fd, p, n);
-    bool hole = c->sparse && only_zeros(p, n);
-    ssize_t done = hole ? (ftruncate(c->fd, c->write_at + (off_t)n) == 0 ? (ssize_t)n : -1) : pwrite(c->fd, p, n, c->write_at);
+    ssize_t done = pwrite(c->fd, p, n, c->write_at);
     c->write_at += done > 0 ? done : 0;
     return done;
 }
@@ -343,7 +339,7 @@ static void pump_in(struct sg_mux *m, struct sg_mux_channel *c)
         c->window += c->owed;
         c->owed = 0;
     }
-    if (c->in_end && !c->in_over && c->len == 0 && (c->deaf || c->fd >= 0))
+    if (c->in_end && !c->in_over && c->len == 0 && c->grabbed == 0 && (c->deaf || c->fd >= 0 || c->manual))
         end_in(m, c);
 }
 
@@ -433,9 +429,16 @@ static void hear(struct sg_mux *m)
 /* One step of one channel, which goes to the end of the list if there is more. */
 static void step(struct sg_mux *m, struct sg_mux_channel *c)
 {
-    deactivate(m, c);
-    pump_in(m, c);
     bool full = m->out_len >= SG_MUX_OUT_HIGH;
+    deactivate(m, c);
+    if (c->manual) {
+        if (full && !c->out_over)
+            activate(m, c);
+        else
+            m->ops->moved(m->arg, c);
+        return;
+    }
+    pump_in(m, c);
     if (!full)
         pump_out(m, c);
     let_go(m, c);
@@ -449,6 +452,57 @@ bool sg_mux_turn(struct sg_mux *m)
     for (int i = 0; i < STEPS_PER_TURN && m->active != NULL && !m->broken; i++)
         step(m, m->active);
     return m->active != NULL;
+}
+
+/* ---- moved by hand ---- */
+
+void sg_mux_manual(struct sg_mux *m, struct sg_mux_channel *c)
+{
+    c->manual = true;
+    activate(m, c);
+}
+
+char *sg_mux_grab(struct sg_mux_channel *c, size_t *ret_len)
+{
+    char *p = c->pending;
+    *ret_len = c->len;
+    c->grabbed += c->len;
+    c->pending = NULL;
+    c->len = c->at = 0;
+    return p;
+}
+
+void sg_mux_took(struct sg_mux *m, struct sg_mux_channel *c, size_t len, int error)
+{
+    c->grabbed -= len;
+    c->owed += (uint32_t)len;
+    if (error != 0)
+        deafen(m, c, error);
+    activate(m, c);
+    pump_in(m, c);
+    (void)gone(m, c);
+}
+
+size_t sg_mux_allowed(struct sg_mux *m, struct sg_mux_channel *c)
+{
+    return c->out_over || m->out_len >= SG_MUX_OUT_HIGH ? 0 : (size_t)c->credit;
+}
+
+void sg_mux_rouse(struct sg_mux *m, struct sg_mux_channel *c)
+{
+    activate(m, c);
+}
+
+void sg_mux_end(struct sg_mux *m, struct sg_mux_channel *c)
+{
+    end_out(m, c);
+    let_go(m, c);
+    (void)gone(m, c);
+}
+
+bool sg_mux_ended(const struct sg_mux_channel *c)
+{
+    return c->in_end;
 }
 
 /* ---- what comes in ---- */
@@ -475,6 +529,8 @@ static int take_data(struct sg_mux *m, struct sg_mux_channel *c, const char *dat
     c->window -= (uint32_t)len;
     if (c->deaf)
         return 0;
+    if (c->manual)
+        activate(m, c);
     size_t n = c->len == 0 ? take_what_fits(m, c, data, len) : 0;
     if (n < len && keep(c, data + n, len - n) < 0)
         return -1;
@@ -503,7 +559,7 @@ static int take_control(struct sg_mux *m, struct sg_mux_channel *c, uint32_t typ
     } else {
         c->stopped = !c->out_over;
         end_out(m, c);
-        if (c->fd < 0) /* nobody waits for what was to be opened */
+        if (c->fd < 0 && !c->manual) /* nobody waits for what was to be opened */
             deafen(m, c, ECANCELED);
     }
     pump_in(m, c);

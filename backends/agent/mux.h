@@ -52,6 +52,8 @@ struct sg_mux_ops {
     void (*received)(void *arg, struct sg_mux_channel *c, int error);
     /* END has been sent. Its descriptor may be taken; else it is closed when it has no other direction. */
     void (*sent)(void *arg, struct sg_mux_channel *c);
+    /* MAY be NULL: something may be taken from, or sent on, a channel that sg_mux_manual() was called for. */
+    void (*moved)(void *arg, struct sg_mux_channel *c);
     /* It is over, and goes with this call. Its descriptor may be taken. */
     void (*gone)(void *arg, struct sg_mux_channel *c);
 };
@@ -89,13 +91,26 @@ void *sg_mux_owner(const struct sg_mux_channel *c);
 void sg_mux_set_owner(struct sg_mux_channel *c, void *owner);
 /* Its descriptor, which is taken over and does not block: a pipe, a stream socket, or a regular file (from its start). -1: it cannot be watched. */
 int sg_mux_attach(struct sg_mux *m, struct sg_mux_channel *c, int fd);
-/* Whole in, regular file: written where there is something but zeros, so that a hole stays one. */
-void sg_mux_sparse(struct sg_mux_channel *c);
+enum sg_mux_direction sg_mux_way(const struct sg_mux_channel *c);
 /* Did it end because the other side takes no more? */
 bool sg_mux_stopped(const struct sg_mux_channel *c);
 /* Takes the descriptor away; -1: it has none. */
 int sg_mux_take(struct sg_mux *m, struct sg_mux_channel *c);
-/* Sends bytes of its own before what the descriptor has; few, and only at the start. */
+/* Instead of a descriptor: whoever made it moves its bytes. */
+void sg_mux_manual(struct sg_mux *m, struct sg_mux_channel *c);
+/* What has come (to be freed; NULL: nothing), which counts as waiting until sg_mux_took() so many bytes of it. error: an errno, nothing more is
+ * wanted. c may be gone after that. */
+char *sg_mux_grab(struct sg_mux_channel *c, size_t *ret_len);
+void sg_mux_took(struct sg_mux *m, struct sg_mux_channel *c, size_t len, int error);
+/* How many bytes sg_mux_say() may take now; it asks again (moved) once that has changed. */
+size_t sg_mux_allowed(struct sg_mux *m, struct sg_mux_channel *c);
+/* moved() is called for it in the next turn. */
+void sg_mux_rouse(struct sg_mux *m, struct sg_mux_channel *c);
+/* No more is sent. c may be gone after that. */
+void sg_mux_end(struct sg_mux *m, struct sg_mux_channel *c);
+/* Has the other side sent its END? */
+bool sg_mux_ended(const struct sg_mux_channel *c);
+/* Sends 1 to SG_MUX_DATA_MAX bytes of its own, as far as that is allowed: with a descriptor before what that has, and only at the start. */
 void sg_mux_say(struct sg_mux *m, struct sg_mux_channel *c, const void *data, size_t len);
 /* Sends so many bytes more, and then the end. */
 void sg_mux_limit(struct sg_mux *m, struct sg_mux_channel *c, uint64_t left);

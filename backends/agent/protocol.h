@@ -127,6 +127,7 @@
 
 #define SG_AGENT_ENOTREG 10001U    /* a FIFO, device, socket, or a file of a pseudo file system */
 #define SG_AGENT_ECONDITION 10002U /* the condition does not hold */
+#define SG_AGENT_ENOSPOOL 10003U   /* an agent that is far (far.h): there is no room for a file on its way */
 #define SG_AGENT_TAGS_MAX 16U      /* of one condition */
 
 enum sg_agent_type {

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define FILE_MAX ((off_t)64 << 30) /* more than this is hardly more than holes, and no server has room for it */
 #define GRACE_MS 250   /* for descendants that hold the output of a command that has ended */
 #define RESTS_MAX 256U /* outputs of ended commands that are still read, and thrown away, */
 #define REST_BYTES 65536U /* ... so much in one go, */
@@ -169,12 +170,19 @@ static void done(struct relay *r, struct ask *k, struct sg_agent_msg *m, const v
             connect_it(r, k, c, fd);
             return;
         }
+        if (k->kind == ASK_READ && (fstat(fd, &st) != 0 || st.st_size > FILE_MAX)) {
+            close(fd);
+            ask_free(r, k);
+            sg_mux_abort(r->mux, c);
+            relay_done(r, m->id, SG_AGENT_ENOSPOOL);
+            return;
+        }
         hold(k, data, len);
         if (k->kind == ASK_LIST) {
             fd = k->fd;
             k->fd = -1;
         }
-        send_content(r, c, fd, k->kind == ASK_LIST ? m->u.done.size : fstat(fd, &st) == 0 ? (uint64_t)st.st_size : 0);
+        send_content(r, c, fd, k->kind == ASK_LIST ? m->u.done.size : (uint64_t)st.st_size);
         return;
     case ASK_COMMIT:
         if (m->u.done.error != 0)
