@@ -256,6 +256,7 @@ static const struct sg_driver_ops docker_ops = {
     .exec_start = docker_exec,
     .files = &sg_agent_sandbox_files,
     .dial = sg_agent_sandbox_dial,
+    .proxies = docker_proxies,
     .metadata = docker_metadata,
     .health = health,
     .free = driver_free,

@@ -243,6 +243,8 @@ void make_answer(struct box *b, const struct sg_error *err);
 
 /* ---- egress.c ---- */
 
+/* The driver's slot. */
+bool docker_proxies(struct sg_driver *d, struct sg_egress_figures *ret);
 /* The rules, and what all proxies share. */
 int docker_egress_start(struct docker *d, const char *const *allow, struct sg_error *err);
 /* b's agent is there: a proxy for it, and then make_serve() or make_failed(). */

@@ -66,3 +66,12 @@ int docker_egress_start(struct docker *d, const char *const *allow, struct sg_er
     bool proxies = sg_egress_reaches_out(d->cfg.egress) && !sg_egress_rules_empty(d->rules);
     return proxies ? sg_egress_hub_new(d->parts.reactor, &d->hub, err) : 0;
 }
+
+bool docker_proxies(struct sg_driver *drv, struct sg_egress_figures *ret)
+{
+    struct docker *d = (struct docker *)drv;
+    if (d->hub != NULL) {
+        sg_egress_counters_read(&d->egress, ret);
+    }
+    return d->hub != NULL;
+}

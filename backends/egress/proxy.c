@@ -452,6 +452,16 @@ struct sg_egress_proxy *sg_egress_proxy_stop(struct sg_egress_proxy *p)
     return NULL;
 }
 
+void sg_egress_counters_read(const struct sg_egress_counters *c, struct sg_egress_figures *ret)
+{
+    for (size_t i = 0; i < SG_EGRESS_OUTCOMES; i++) {
+        ret->outcomes[i] = atomic_load(&c->outcomes[i]);
+    }
+    ret->bytes_out = atomic_load(&c->bytes_out);
+    ret->bytes_in = atomic_load(&c->bytes_in);
+    ret->open = atomic_load(&c->open);
+}
+
 /* ---- what all of them share ---- */
 
 int sg_egress_hub_new(struct sg_reactor *reactor, struct sg_egress_hub **ret, struct sg_error *err)

@@ -33,6 +33,8 @@ struct sg_egress_counters {
     _Atomic int64_t open;                          /* connections of sandboxes now */
 };
 
+void sg_egress_counters_read(const struct sg_egress_counters *c, struct sg_egress_figures *ret); /* any thread */
+
 struct sg_egress_proxy_args {
     struct sg_egress_hub *egress;
     const struct sg_egress_rules *rules; /* outlives the proxy */

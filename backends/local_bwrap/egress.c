@@ -152,10 +152,5 @@ int egress_check(const struct pool *p, const struct sg_sandbox_spec *spec, struc
 void egress_report(const struct pool *p, struct sg_slot_pool_info *out)
 {
     out->egress = p->cfg.egress;
-    for (size_t i = 0; i < SG_EGRESS_OUTCOMES; i++) {
-        out->egress_outcomes[i] = atomic_load(&p->egress.outcomes[i]);
-    }
-    out->egress_bytes_out = atomic_load(&p->egress.bytes_out);
-    out->egress_bytes_in = atomic_load(&p->egress.bytes_in);
-    out->egress_open = atomic_load(&p->egress.open);
+    sg_egress_counters_read(&p->egress, &out->proxies);
 }

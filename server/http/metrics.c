@@ -181,39 +181,6 @@ static int write_events(const struct sg_slot_pool_info *p, struct sg_buf *out)
     return bad;
 }
 
-static int write_outcomes(const struct sg_slot_pool_info *p, struct sg_buf *out)
-{
-    int bad = 0;
-
-    for (int i = 0; i < SG_EGRESS_OUTCOMES; i++)
-        bad |= sg_buf_addf(out, "sandgate_egress_requests_total{pool=\"%s\",outcome=\"%s\"} %llu\n", p->name,
-                           sg_egress_outcome_name((enum sg_egress_outcome)i), (unsigned long long)p->egress_outcomes[i]);
-    return bad;
-}
-
-static int write_egress_bytes(const struct sg_slot_pool_info *p, struct sg_buf *out)
-{
-    return sg_buf_addf(out, "sandgate_egress_bytes_total{pool=\"%s\",direction=\"out\"} %llu\n"
-                            "sandgate_egress_bytes_total{pool=\"%s\",direction=\"in\"} %llu\n",
-                       p->name, (unsigned long long)p->egress_bytes_out, p->name, (unsigned long long)p->egress_bytes_in);
-}
-
-static int write_egress_open(const struct sg_slot_pool_info *p, struct sg_buf *out)
-{
-    return sg_buf_addf(out, "sandgate_egress_connections{pool=\"%s\"} %lld\n", p->name, (long long)p->egress_open);
-}
-
-/* One metric of every pool that has a proxy. */
-static int write_egress(const struct sg_slot_report *r, int (*write)(const struct sg_slot_pool_info *p, struct sg_buf *out),
-                        struct sg_buf *out)
-{
-    int bad = 0;
-
-    for (size_t p = 0; p < r->n; p++)
-        bad |= r->pools[p].egress >= SG_EGRESS_RESTRICTED ? write(&r->pools[p], out) : 0;
-    return bad;
-}
-
 static int write_report(const struct sg_slot_report *r, struct sg_buf *out)
 {
     int bad = sg_metrics_head(out, "sandgate_slots", "gauge", "Slots of local pools by state.");
@@ -226,12 +193,6 @@ static int write_report(const struct sg_slot_report *r, struct sg_buf *out)
     bad |= sg_metrics_head(out, "sandgate_slot_events_total", "counter", "What happened to slots of local pools.");
     for (size_t p = 0; p < r->n; p++)
         bad |= write_events(&r->pools[p], out);
-    bad |= sg_metrics_head(out, "sandgate_egress_requests_total", "counter", "Requests of sandboxes to the outside, by what became of them.");
-    bad |= write_egress(r, write_outcomes, out);
-    bad |= sg_metrics_head(out, "sandgate_egress_bytes_total", "counter", "Bytes that sandboxes sent to and got from the outside.");
-    bad |= write_egress(r, write_egress_bytes, out);
-    bad |= sg_metrics_head(out, "sandgate_egress_connections", "gauge", "Connections of sandboxes to the outside that are open.");
-    bad |= write_egress(r, write_egress_open, out);
     return bad;
 }
 
@@ -269,6 +230,7 @@ int sg_metrics_write(struct sg_metrics *m, struct sg_service *s, struct sg_buf *
 
     sg_registry_stats(sg_service_leases(s), &leases);
     int bad = write_requests(m, out) | write_latencies(m, out) | write_execs(m, &leases, out) | write_leases(&leases, out) |
-              write_slots(s, out) | sg_metrics_write_providers(sg_service_parts(s)->backends, out) | write_store(s, out);
+              write_slots(s, out) | sg_metrics_write_egress(sg_service_parts(s)->backends, out) |
+              sg_metrics_write_providers(sg_service_parts(s)->backends, out) | write_store(s, out);
     return bad ? -1 : 0;
 }

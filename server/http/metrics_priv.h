@@ -11,4 +11,7 @@ int sg_metrics_head(struct sg_buf *out, const char *name, const char *type, cons
 /* Of the backends that ask a provider. */
 int sg_metrics_write_providers(const struct sg_backends *all, struct sg_buf *out);
 
+/* Of the proxies that sandboxes with restricted egress have. */
+int sg_metrics_write_egress(const struct sg_backends *all, struct sg_buf *out);
+
 #endif

@@ -65,6 +65,13 @@ enum sg_egress_outcome {
 /* "allowed", "host_not_allowed", ... Borrowed static text. */
 const char *sg_egress_outcome_name(enum sg_egress_outcome o);
 
+/* What the proxies of one pool, or of a backend without pools, have done since the start. */
+struct sg_egress_figures {
+    uint64_t outcomes[SG_EGRESS_OUTCOMES]; /* requests */
+    uint64_t bytes_out, bytes_in;          /* through them, as sandboxes see it */
+    int64_t open;                          /* connections of sandboxes now */
+};
+
 /* A refusal, for the log. */
 struct sg_egress_event {
     enum sg_egress_outcome why;
@@ -96,9 +103,7 @@ struct sg_slot_pool_info {
     size_t waiters;
     uint64_t events[SG_SLOT_EVENTS]; /* since the start, by kind */
     enum sg_egress egress;
-    uint64_t egress_outcomes[SG_EGRESS_OUTCOMES]; /* requests to proxies since the start */
-    uint64_t egress_bytes_out, egress_bytes_in;   /* through them, as sandboxes see it */
-    int64_t egress_open;                          /* connections of sandboxes now */
+    struct sg_egress_figures proxies; /* of restricted egress */
     struct sg_slot_info *slots; /* by index */
     size_t n;
 };

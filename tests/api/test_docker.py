@@ -226,8 +226,8 @@ def test_commands_come_before_the_service_which_may_go_into_the_background(serve
         r = client.post("/leases", blackbox([before, last]))
         assert r.status == 201, r
         first, second = r.json()["metadata"]["sandbox_cmd"]
-        assert first["stdout"] == "prepared\n" and first["returncode"] == 0 and second["running"] is running, (first, second)
-        assert second["returncode"] == (None if running else 0)
+        assert first["stdout"] == "prepared\n" and first["returncode"] == 0 and (second["running"] or not running), (first, second)
+        assert second["returncode"] == (None if second["running"] else 0)  # what goes into the background may serve before it has gone there
         assert client.get(f"/leases/{r.json()['id']}/proxy/8080/health").body == b"up\n"
         assert client.exec(r.json()["id"], "cat /tmp/service.log")["stdout"] == ("begun\n" if running else "")
         client.terminate(r.json()["id"])

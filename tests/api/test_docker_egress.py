@@ -117,6 +117,10 @@ def test_a_restricted_one_has_its_list_and_nothing_else(world, server):
     told = refusals(server, lease)[0]
     assert told["provider"] == "docker" and told["slot"] == "sandgate-" + lease and "pool" not in told, told
     assert len(world.hits) == before
+    figures = c.get("/metrics").body.decode()
+    assert 'sandgate_egress_requests_total{provider="docker",outcome="allowed"} 1\n' in figures, figures
+    assert 'sandgate_egress_requests_total{provider="docker",outcome="host_not_allowed"} 2\n' in figures
+    assert 'sandgate_egress_connections{provider="docker"} 0\n' in figures
     assert c.exec(lease, f"nslookup site.example {NAMES}", timeout=30)["returncode"] != 0  # no name service
     c.terminate(lease)
 
