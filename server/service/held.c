@@ -164,19 +164,29 @@ void sg_held_drop(struct sg_archives *a, const struct sg_kept *k, const struct s
     drop_begin(a, k, done);
 }
 
-void sg_held_prune(struct sg_archives *a, const struct sg_kept *row, bool old)
+static bool is_made(struct sg_archives *a, const char *id)
 {
     struct keeping *k;
-    bool under_way = false;
+    bool made = false;
 
     pthread_mutex_lock(&a->lock);
     DL_FOREACH(a->snapshots, k)
     {
-        under_way = under_way || sg_streq(k->kept.id, row->id);
+        made = made || sg_streq(k->kept.id, id);
     }
     pthread_mutex_unlock(&a->lock);
-    if (!under_way && (old || row->state != SG_KEPT_READY))
-        drop_begin(a, row, NULL);
+    return made;
+}
+
+/* The row may be older than the end of its making: what it says now counts, which is final once it is no longer made. */
+void sg_held_prune(struct sg_archives *a, const struct sg_kept *row, bool old)
+{
+    struct sg_kept now;
+
+    if ((!old && row->state == SG_KEPT_READY) || is_made(a, row->id) || sg_store_kept_row(a->s->parts.store, row->id, &now, NULL) < 0)
+        return;
+    if (old || now.state != SG_KEPT_READY)
+        drop_begin(a, &now, NULL);
 }
 
 /* ---- making ---- */

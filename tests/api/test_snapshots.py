@@ -164,3 +164,31 @@ def test_what_the_provider_has_lost_is_said_so():
         r = c.post("/leases", {"manifest": {"snapshot": kept["id"]}})
         assert r.status == 422 and r.code == "snapshot_not_found" and r.json()["field"] == "manifest.snapshot", r
         assert c.delete("/snapshots/" + kept["id"]).status == 204
+
+
+def test_none_goes_while_it_becomes_ready():
+    """Turns of what is old, one after the other, beside snapshots that are being made."""
+    with scripted(enabled=("fake", "local_bwrap"), local_bwrap={"size": 1}, snapshots={"max_per_tenant": 10000}) as s:
+        made, over = [], threading.Event()
+
+        def turns():
+            c = s.client(TENANTS["beta"])
+            lease = c.lease(policy={"override": "local_bwrap"})
+            while not over.is_set():
+                c.delete("/snapshots/" + snapshot(c, lease)["id"])
+
+        def takes():
+            c = s.client(TENANTS["alpha"])
+            lease = c.lease(policy={"override": "fake"})
+            made.extend(snapshot(c, lease)["id"] for _ in range(60))
+
+        threads = [threading.Thread(target=takes) for _ in range(4)]
+        beside = threading.Thread(target=turns)
+        for t in [beside, *threads]:
+            t.start()
+        for t in threads:
+            t.join()
+        over.set()
+        beside.join()
+        c = s.client(TENANTS["alpha"])
+        assert len(made) == 240 and [i for i in made if c.get("/snapshots/" + i).status != 200] == []
