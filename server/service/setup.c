@@ -15,13 +15,14 @@
 
 /* args: WATCH COMMAND. Runs the command in the background; its output goes to a file, the first MiB of it (or two, as shells count).
  * WATCH 1: ends as the command does, after a failure with all its output in the file (a second is enough for what others still write);
- * or with 0 at SIGUSR1, and then the command is left to itself. That signal ends it as such as long as the command has not been started. */
+ * or, saying so, with 0 at SIGUSR1, and then the command is left to itself. That signal ends it as such as long as the command has not
+ * been started. */
 static const char launch[] =
-    "trap 'exit 0' USR1\n"
+    "trap 'echo left; exit 0' USR1\n"
     "( { { /bin/sh -c \"$2\" </dev/null 2>&1 3>&-; s=$?; echo $s >&3; exec >/dev/null 2>&1; test $s = 0 || sleep 1; echo end >&3; } |"
     " { exec >/dev/null 2>&1; (ulimit -f 2048; exec cat >/tmp/service.log) 3>&-; cat 3>&-; echo end >&3; } & } 3>&1 |"
     " { read s; test \"$s\" = 0 || read end; exit \"${s:-1}\"; } ) >/dev/null 2>&1 &\n"
-    "test \"$1\" = 1 || exit 0\n"
+    "test \"$1\" = 1 || { echo left; exit 0; }\n"
     "wait $!\n";
 
 /* A byte more than is told, so that a cut is seen. */
@@ -43,6 +44,7 @@ struct setup {
     struct sg_errand *launcher;
     bool asked, answered; /* the wait is over, with success */
     bool ended_first;     /* the launcher was over before */
+    bool left;            /* the command was still running then */
     struct sg_exit exit;  /* of the launcher */
     struct sg_error launcher_why, services_why;
 };
@@ -209,7 +211,8 @@ static void log_read(void *arg, const struct sg_exec_result *r, const struct sg_
     const struct sg_exec_output nothing = {0};
     const struct sg_exec_result ended = {.exit = p->exit};
     bool failed = !well(&p->exit) && (p->ended_first || p->answered);
-    sg_cleanup(sg_json_p) json_t *entry = entry_of(p, p->ended_first || failed ? &ended : NULL, r ? &r->out : &nothing);
+    bool known = !p->left && p->launcher_why.code == SG_OK;
+    sg_cleanup(sg_json_p) json_t *entry = entry_of(p, known ? &ended : NULL, r ? &r->out : &nothing);
 
     if (failed) {
         fail_command(p, &p->exit, entry);
@@ -262,10 +265,10 @@ static void launcher_over(void *arg, const struct sg_exec_result *r, const struc
 
     pthread_mutex_lock(&p->lock);
     p->ended_first = !p->asked;
-    if (r)
-        p->exit = r->exit;
-    else
+    if (!r)
         sg_error_copy(&p->launcher_why, err);
+    p->exit = r ? r->exit : (struct sg_exit){0};
+    p->left = r && r->out.len > 0;
     pthread_mutex_unlock(&p->lock);
     if (!r || !well(&r->exit))
         sg_cancel_fire(p->wait, SG_CANCEL_CALLER);
