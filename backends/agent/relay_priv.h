@@ -28,7 +28,7 @@ enum ask_kind {
 struct ask {
     uint64_t id;
     enum ask_kind kind;
-    uint32_t names[SG_MUX_NAMED_MAX]; /* channels; of a SPAWN only its outputs */
+    uint32_t names[SG_MUX_NAMED_MAX]; /* channels */
     unsigned n;
     int fd;             /* LIST: what the agent writes; STAGE, BLOB: what has come; SOCKET: being connected; or -1 */
     bool answered;      /* STAGE: the agent has said whether there is a file */
