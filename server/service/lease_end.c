@@ -4,7 +4,6 @@
 #include "base/clock.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 
 #define ARCHIVE_MS 30000
@@ -127,40 +126,31 @@ void sg_service_abandon(struct sg_service *s, struct sg_entry *e)
 
 /* ---- shutdown ---- */
 
-/* Ends that are still to come. Outlives the wait when one of them comes late. */
+/* Ends that are still to come. */
 struct countdown {
-    _Atomic int refs;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     size_t left;
+    struct counted *list;
 };
 
 struct counted {
     struct sg_waiter waiter;
+    struct sg_entry *entry;
     struct countdown *all;
+    struct counted *next;
 };
 
-static struct countdown *countdown_new(void)
+static void countdown_init(struct countdown *all)
 {
-    struct countdown *all = sg_xcalloc(1, sizeof *all);
     pthread_condattr_t attr;
 
-    all->refs = 1;
+    *all = (struct countdown){.left = 0};
     pthread_mutex_init(&all->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&all->changed, &attr);
     pthread_condattr_destroy(&attr);
-    return all;
-}
-
-static void countdown_unref(struct countdown *all)
-{
-    if (--all->refs > 0)
-        return;
-    pthread_cond_destroy(&all->changed);
-    pthread_mutex_destroy(&all->lock);
-    free(all);
 }
 
 static void count(struct countdown *all, bool up)
@@ -173,11 +163,7 @@ static void count(struct countdown *all, bool up)
 
 static void one_ended(struct sg_waiter *w)
 {
-    struct counted *c = sg_container_of(w, struct counted, waiter);
-
-    count(c->all, false);
-    countdown_unref(c->all);
-    free(c);
+    count(sg_container_of(w, struct counted, waiter)->all, false);
 }
 
 static void count_entry(struct sg_service *s, const char *id, struct countdown *all)
@@ -188,12 +174,13 @@ static void count_entry(struct sg_service *s, const char *id, struct countdown *
         return;
     struct counted *c = sg_xcalloc(1, sizeof *c);
     c->waiter.fn = one_ended;
+    c->entry = e;
     c->all = all;
-    all->refs++;
+    c->next = all->list;
+    all->list = c;
     count(all, true);
     if (!sg_entry_wait(e, SG_WAIT_ENDED, &c->waiter))
-        one_ended(&c->waiter);
-    sg_entry_unref(e);
+        count(all, false);
 }
 
 static void wait_until(struct countdown *all, int64_t deadline_ms)
@@ -210,21 +197,41 @@ static void wait_until(struct countdown *all, int64_t deadline_ms)
     pthread_mutex_unlock(&all->lock);
 }
 
+/* Waits no longer for those that have not ended. */
+static void countdown_finish(struct countdown *all)
+{
+    for (struct counted *c = all->list; c; c = c->next) {
+        if (sg_entry_unwait(c->entry, &c->waiter))
+            count(all, false);
+    }
+    pthread_mutex_lock(&all->lock);
+    while (all->left > 0) /* of these it is being said on another thread */
+        pthread_cond_wait(&all->changed, &all->lock);
+    pthread_mutex_unlock(&all->lock);
+    while (all->list) {
+        struct counted *c = all->list;
+        all->list = c->next;
+        sg_entry_unref(c->entry);
+        free(c);
+    }
+    pthread_cond_destroy(&all->changed);
+    pthread_mutex_destroy(&all->lock);
+}
+
 /* Waits for the end of one page of leases; false when there are none. */
 static bool wait_for_page(struct sg_service *s, int64_t deadline_ms)
 {
     struct sg_lease_query q = {
         .states = 1U << SG_LEASE_CREATING | 1U << SG_LEASE_READY | 1U << SG_LEASE_RELEASING, .limit = 1000};
     struct sg_lease_page page = {0};
+    struct countdown all;
 
     bool some = sg_registry_list(s->leases, &q, &page, NULL) == 0 && page.n > 0;
-    if (some) {
-        struct countdown *all = countdown_new();
-        for (size_t i = 0; i < page.n; i++)
-            count_entry(s, page.items[i].id, all);
-        wait_until(all, deadline_ms);
-        countdown_unref(all);
-    }
+    countdown_init(&all);
+    for (size_t i = 0; some && i < page.n; i++)
+        count_entry(s, page.items[i].id, &all);
+    wait_until(&all, deadline_ms);
+    countdown_finish(&all);
     sg_lease_page_finish(&page);
     return some;
 }

@@ -77,3 +77,15 @@ Test(leases, creates_and_commands_at_shutdown_are_all_answered)
     sg_entry_unref(e);
     cr_expect_eq(sg_fake_live(w.fake), 0);
 }
+
+/* The server goes; what waited for its end goes with it (a sanitizer's build says if not). */
+Test(leases, a_lease_that_does_not_end_in_time_is_waited_for_no_longer)
+{
+    world_start(&w, "{\"terminate\":[{\"stall\":true}]}");
+    struct sg_entry *e = world_lease(&w);
+
+    w.patience_ms = 0;
+    sg_service_end_all(w.service, sg_now_ms());
+    cr_expect_eq(world_state(e), SG_LEASE_RELEASING);
+    sg_entry_unref(e);
+}

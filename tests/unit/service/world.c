@@ -7,7 +7,8 @@
 
 void world_prepare(struct world *w)
 {
-    *w = (struct world){.cfg = {.lease_timeout_default_ms = 60000,
+    *w = (struct world){.patience_ms = 10000,
+                        .cfg = {.lease_timeout_default_ms = 60000,
                                 .lease_timeout_max_ms = 3600000,
                                 .exec_timeout_default_ms = 30000,
                                 .exec_timeout_max_ms = 60000,
@@ -45,7 +46,7 @@ void world_finish(struct world *w)
 {
     struct sg_error err = {0};
 
-    sg_service_end_all(w->service, sg_now_ms() + 10000);
+    sg_service_end_all(w->service, sg_now_ms() + w->patience_ms);
     sg_backends_free(w->backends);
     sg_workq_free(w->workq);
     sg_store_free(w->store);
@@ -77,7 +78,8 @@ static void created(void *arg, const struct sg_created *c, const struct sg_error
     flag_raise(&m->flag);
 }
 
-void world_create_begin(struct world *w, const char *body, const char *key, bool async, struct sg_cancel *cancel, struct made *m)
+void world_create_begin(struct world *w, const char *body, const char *key, bool async,
+                        struct sg_cancel *cancel, struct made *m)
 {
     struct sg_lease_request q;
     struct sg_error err = {0};
@@ -154,14 +156,16 @@ static void ended(void *arg, const struct sg_exec_result *result, const struct s
     flag_raise(&r->flag);
 }
 
-void world_exec_begin(struct world *w, struct sg_entry *e, const char *body, struct sg_cancel *cancel, struct ran *r)
+void world_exec_begin(struct world *w, struct sg_entry *e, const char *body, struct sg_cancel *cancel,
+                      struct ran *r)
 {
     struct sg_exec_request q;
     struct sg_error err = {0};
 
     *r = (struct ran){.flag = FLAG_INIT};
     cr_assert_eq(sg_exec_request_parse(body, strlen(body), &q, &err), 0, "%s", err.message);
-    struct sg_exec_args a = {.who = &w->who, .lease = e, .request = &q, .cancel = cancel, .done = ended, .arg = r};
+    struct sg_exec_args a = {
+        .who = &w->who, .lease = e, .request = &q, .cancel = cancel, .done = ended, .arg = r};
     sg_service_exec(w->service, &a);
 }
 

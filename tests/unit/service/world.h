@@ -23,6 +23,7 @@ struct world {
     struct sg_service *service;
     struct sg_driver *fake;
     struct sg_principal who;
+    int64_t patience_ms; /* of the end, with leases that do not */
 };
 
 /* script: of the fake backend, or NULL. Settings may be changed between prepare and start. */
