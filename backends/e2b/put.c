@@ -376,6 +376,9 @@ static void download_over(struct download *d)
         sg_error_sys(&err, SG_UNAVAILABLE, d->broken, "this server has no room for the file on its way");
         sg_error_retry_after(&err, 5);
         download_failed(d, &err);
+    } else if (d->why.code == SG_PROVIDER_FAILED && json_integer_value(json_object_get(d->why.members, "provider_status")) == 400) {
+        sg_error_set(&err, SG_CONFLICT, "it became something else while it was opened");
+        download_failed(d, &err);
     } else if (d->why.code == SG_NOT_FOUND) {
         sg_error_set(&err, SG_NOT_FOUND, "no such file or directory");
         download_failed(d, &err);
