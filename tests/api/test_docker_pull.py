@@ -111,6 +111,7 @@ def test_one_that_stands_still(engine, registry):
     assert engine.containers() == []
 
 
+@pytest.mark.skipif(SLOW != 1, reason="an engine of its own, for what is said alike in every build")
 def test_the_engines_disk_is_full(registry):
     e = engines.Engine()
     os.mkdir(e.dir + "/data")
