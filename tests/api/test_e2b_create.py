@@ -71,17 +71,15 @@ def test_a_limit_is_waited_for(server, standin):
     server.client().terminate(id)
 
 
-@pytest.mark.parametrize("kind, status, reason", [("huge", 502, "response_too_large"), ("trickle", 504, "deadline")])
-def test_an_answer_without_an_end_has_one(standin, kind, status, reason):
+@pytest.mark.parametrize("kind, status, reason, timeout", [("huge", 502, "response_too_large", "40s"), ("trickle", 504, "deadline", "1s")])
+def test_an_answer_without_an_end_has_one(standin, kind, status, reason, timeout):
     standin.order()
-    with server_of(standin, timeout="1s", sweep_interval="60s") as s:
+    with server_of(standin, timeout=timeout, sweep_interval="60s") as s:
         c = s.client()
         id = c.lease()
         standin.order({"op": "connect", "kind": kind, "times": 0})
-        begun = time.monotonic()
         r = c.post(f"/leases/{id}/extend", {"timeout_sec": 7200})
         assert r.status == status and r.json()["reason"] == reason and r.json()["provider"] == "e2b", r
-        assert time.monotonic() - begun < 10 * SLOW
         standin.order()
         c.terminate(id)
     gone(standin)
