@@ -13,20 +13,20 @@
 #define LOG_MS 5000         /* for reading what the service wrote */
 #define LET_GO_MS 30000     /* for leaving it to itself */
 
-/* args: WATCH COMMAND. Runs the command in the background; its output goes to a file, the first MiB of it (or two, as shells count).
+/* args: WATCH COMMAND. Runs the command in the background; its output goes to a file of its own place for such, the first MiB of it (or two, as shells count).
  * WATCH 1: ends as the command does, after a failure with all its output in the file (a second is enough for what others still write);
  * or, saying so, with 0 at SIGUSR1, and then the command is left to itself. That signal ends it as such as long as the command has not
  * been started. */
 static const char launch[] =
     "trap 'echo left; exit 0' USR1\n"
     "( { { /bin/sh -c \"$2\" </dev/null 2>&1 3>&-; s=$?; echo $s >&3; exec >/dev/null 2>&1; test $s = 0 || sleep 1; echo end >&3; } |"
-    " { exec >/dev/null 2>&1; (ulimit -f 2048; exec cat >/tmp/service.log) 3>&-; cat 3>&-; echo end >&3; } & } 3>&1 |"
+    " { exec >/dev/null 2>&1; (ulimit -f 2048; exec cat >\"${TMPDIR:-/tmp}/service.log\") 3>&-; cat 3>&-; echo end >&3; } & } 3>&1 |"
     " { read s; test \"$s\" = 0 || read end; exit \"${s:-1}\"; } ) >/dev/null 2>&1 &\n"
     "test \"$1\" = 1 || { echo left; exit 0; }\n"
     "wait $!\n";
 
 /* A byte more than is told, so that a cut is seen. */
-static const char read_log[] = "head -c 4097 /tmp/service.log 2>/dev/null || cat /tmp/service.log";
+static const char read_log[] = "f=${TMPDIR:-/tmp}/service.log; head -c 4097 \"$f\" 2>/dev/null || cat \"$f\"";
 
 struct setup {
     struct sg_setup_args a;

@@ -2,8 +2,8 @@
  * services, until they answer.
  *
  * The last command of a blackbox that has no service of its own may be the service itself: it is started in the background, where it
- * outlives the server as its sandbox does, and is watched only until the services answer. What it writes is in /tmp/service.log, the
- * first MiB of it. */
+ * outlives the server as its sandbox does, and is watched only until the services answer. What it writes is in service.log of
+ * TMPDIR or /tmp, the first MiB of it. */
 #ifndef SG_SETUP_H
 #define SG_SETUP_H
 

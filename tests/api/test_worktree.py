@@ -131,6 +131,21 @@ def test_root_and_files(client):
     assert r.status == 422 and r.code == "manifest_failed" and r.json()["stage"] == "files", r
 
 
+def test_a_blackbox_has_its_output_in_its_own_place(client, repo):
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        port = s.getsockname()[1]
+    body = {"metadata": {"paddock_mode": "blackbox"}, "services": [{"name": "web", "port": port, "health_path": "/a.txt"}],
+            "env_args": {"sandbox_cmd": ["touch set-up", f"echo begun; exec python3 -m http.server --bind 127.0.0.1 {port}"]}}
+    r = client.post("/leases", body)
+    assert r.status == 201 and r.json()["metadata"]["sandbox_cmd"][1]["running"], r
+    id = r.json()["id"]
+    out = client.exec(id, "ls set-up; head -n 1 $TMPDIR/service.log; echo $TMPDIR")["stdout"].split("\n")
+    assert out[:2] == ["set-up", "begun"] and id in out[2], out
+    assert [n for n in processes_with(f"127.0.0.1 {port}")] != []
+    client.terminate(id)
+    assert processes_with(f"127.0.0.1 {port}") == []
+
+
 def test_leases_of_one_repository_do_not_see_each_other(server, client, repo):
     a, b = client.lease(), client.lease()
     client.exec(a, "echo changed > a.txt; git commit -qam mine; touch $HOME/mine $TMPDIR/mine",
