@@ -42,7 +42,8 @@ sub terminal_end {
 sub terminal_serve {
     my ($child, $reads, $ended) = @_;
     my ($typed, $shown, $over, $status, $tail, $grace) = ('', '', 0, undef, 0, undef);
-    my $gone = syscall 434, $child, 0; # pidfd_open
+    my $gone = syscall 434, $child, 0; # pidfd_open; a kernel without it has to be asked now and then
+    my $wait = $gone < 0 ? 0.1 : undef;
     local $SIG{PIPE} = 'IGNORE';
     while (1) {
         while ((my $w = waitpid -1, 1) > 0) { $status = $? if $w == $child }
@@ -55,7 +56,7 @@ sub terminal_serve {
         vec($w, fileno $master, 1) = 1 if $typed ne '' && !defined $status;
         vec($w, 1, 1) = 1 if $shown ne '';
         # What it wrote is there when nothing more comes, or so much that others must have written it.
-        my ($n, $left) = select $r, $w, undef, !defined $status ? undef : defined $grace ? $grace : $shown eq '' ? 0 : undef;
+        my ($n, $left) = select $r, $w, undef, !defined $status ? $wait : defined $grace ? $grace : $shown eq '' ? 0 : undef;
         if (defined $grace) { $grace = $left; last if !$n || $grace <= 0 }
         elsif (defined $status && (!$n || $tail > 131072)) { $ended->($status); $grace = 0.25; next }
         next if $n <= 0;
