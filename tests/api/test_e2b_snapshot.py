@@ -1,6 +1,10 @@
 """Snapshots that E2B holds: labelled by their names, found again after whatever went wrong, and nothing left that nobody has."""
+import http.client
 import json
+import os
+import random
 import threading
+import time
 import urllib.request
 
 import pytest
@@ -147,3 +151,68 @@ def test_what_cannot_begin_is_refused(standin, c):
     r = c.post("/leases", {"manifest": {"snapshot": kept["id"]}})
     assert r.status == 422 and r.code == "snapshot_not_found" and r.json()["field"] == "manifest.snapshot", r
     assert c.delete("/snapshots/" + kept["id"]).status == 204
+
+
+FAULTS = [{"kind": "drop"}, {"kind": "drop_after"}, {"kind": "stall_after"}, {"kind": "garbage"}, {"kind": "status", "status": 500}, {"kind": "slow", "seconds": 0.2}]
+
+
+def caller(server, account, rnd):
+    """One lease, a snapshot of it, and an end of another; what was answered is on record."""
+    c = server.client()
+    try:
+        kept, gone = account["kept"], account["gone"]
+        source = rnd.choice(sorted(kept)) if kept and rnd.random() < 0.5 else None
+        r = c.post("/leases", {"timeout_sec": 600, **({"manifest": {"snapshot": source}} if source else {})}, timeout=15)
+        assert r.status in (201, 502, 503, 504) or source in gone or source not in kept, r
+        if r.status == 201:
+            taken = c.post(f"/leases/{r.json()['id']}/snapshots", timeout=rnd.choice([0.3, 15]))
+            if taken.status == 201:
+                kept.add(taken.json()["id"])
+            c.delete(f"/leases/{r.json()['id']}", timeout=15)
+        victim = rnd.choice(sorted(kept)) if kept and rnd.random() < 0.4 else None
+        if victim:
+            kept.discard(victim)
+            gone.add(victim)
+            if c.delete("/snapshots/" + victim, timeout=rnd.choice([0.3, 15])).status in (202, 204):
+                account["ended"].add(victim)
+    except (OSError, http.client.HTTPException):
+        pass  # an answer that was cut by the kill, or not waited for
+    finally:
+        c.close()
+
+
+def test_chaos(standin, server, c, request):
+    """Kills of the server and faults of the provider by chance: afterwards it holds what is listed here, which is what was answered and not ended."""
+    rounds = int(os.environ.get("SANDGATE_CHAOS_ROUNDS") or (100 if request.config.getoption("--soak", default=False) else 3))
+    seed = int(os.environ.get("SANDGATE_CHAOS_SEED", "20261129"))
+    rnd, account = random.Random(seed), {"kept": set(), "gone": set(), "ended": set()}
+    for n in range(rounds):
+        standin.order(*[{"op": rnd.choice(["snapshot", "snapshots", "unsnapshot", "create"]), **rnd.choice(FAULTS)} for _ in range(rnd.randint(0, 3))])
+        threads = [threading.Thread(target=caller, args=(server, account, random.Random(f"{seed}.{n}.{i}"))) for i in range(3)]
+        for t in threads:
+            t.start()
+        if rnd.random() < 0.6:
+            time.sleep(rnd.random() * 0.8)
+            server.kill9()
+            for t in threads:
+                t.join()
+            server.start()
+        for t in threads:
+            t.join()
+    standin.order()
+    c = server.client()
+
+    def settled():
+        """Also what was asked for by a server that was killed has been found."""
+        there = {n.rsplit("-", 1)[1].split(":")[0] for n in standin.state()["snapshots"]}
+        listed = {k["id"] for k in c.get("/snapshots?limit=1000").json()["items"]}
+        return standin.state()["under_way"] == 0 and there == listed == {r[0] for r in rows(server)} and (listed,)
+    try:
+        listed, = wait_until(settled, 40)
+    except AssertionError:
+        raise AssertionError((seed, rounds, standin.state()["snapshots"], rows(server)))
+    assert account["kept"] <= listed and not account["ended"] & listed, (seed, account, listed)
+    for kept in sorted(listed & account["kept"])[:2]:
+        lease = c.lease(manifest={"snapshot": kept})
+        assert c.exec(lease, "echo on")["stdout"] == "on\n"
+        c.terminate(lease)
