@@ -16,8 +16,9 @@ def refused(client, body, index, **members):
 
 @pytest.mark.needs("shell")
 def test_commands_run_in_order_and_are_told_of(client):
-    commands = ["pwd; echo $A > a; echo err >&2", "cat a a > b; exit 0", "printf x%.0s $(seq 4094); printf é; printf 'more %.0s' $(seq 2000)", "printf '\\377'"]
-    body = {"trajectory_id": "set up", "env": {"A": "of the lease"}, "env_args": {"sandbox_cmd": commands, "other": 1}}
+    commands = ["pwd; echo $A > a; echo err >&2", "cat a a > b; exit 0", "printf x%.0s $(seq 4094); printf é; printf 'more %.0s' $(seq 2000)", "printf '\\377'",
+                "printf x%.0s $(seq 4095); printf éé", "sh go.sh"]
+    body = {"trajectory_id": "set up", "env": {"A": "of the lease"}, "manifest": {"files": [{"path": "go.sh", "content": "echo of the manifest\n"}]}, "env_args": {"sandbox_cmd": commands, "other": 1}}
     r = client.post("/leases", body, timeout=60 * SLOW)
     assert r.status == 201, r
     told = r.json()["metadata"]["sandbox_cmd"]
@@ -26,19 +27,13 @@ def test_commands_run_in_order_and_are_told_of(client):
     assert told[0]["stdout"].startswith("/") and told[0]["stderr"] == "err\n" and not told[0]["stdout_truncated"]
     assert told[2]["stdout"] == "x" * 4094 + "é" and told[2]["stdout_truncated"] and told[2]["stdout_encoding"] == "utf-8"
     assert told[3]["stdout_encoding"] == "base64" and told[3]["stdout"] == "/w=="
+    assert told[4]["stdout"] == "x" * 4095 and told[4]["stdout_truncated"] and told[4]["stdout_encoding"] == "utf-8", "a character at the cut is left out whole"
+    assert told[5]["stdout"] == "of the manifest\n"
     assert client.exec(r.json()["id"], "cat b")["stdout"] == "of the lease\nof the lease\n"
     again = client.post("/leases", body)
     assert again.status == 200 and again.json()["id"] == r.json()["id"]
     other = client.post("/leases", {**body, "env_args": {"sandbox_cmd": commands[:1]}})
     assert other.status == 409 and other.code == "trajectory_conflict", other
-    client.terminate(r.json()["id"])
-
-
-@pytest.mark.needs("shell")
-def test_a_character_at_the_cut_is_left_out_whole(client):
-    r = client.post("/leases", {"env_args": {"sandbox_cmd": "printf x%.0s $(seq 4095); printf éé"}}, timeout=60 * SLOW)
-    told, = r.json()["metadata"]["sandbox_cmd"]
-    assert told["stdout"] == "x" * 4095 and told["stdout_truncated"] and told["stdout_encoding"] == "utf-8", told
     client.terminate(r.json()["id"])
 
 
@@ -63,12 +58,3 @@ def test_a_lease_that_is_ended_meanwhile_ends_its_commands(client):
     assert client.delete(f"/leases/{id}").status in (200, 202)
     l = wait_until(lambda: (lambda l: l if l["state"] == "terminated" else None)(client.get(f"/leases/{id}").json()), 20 * SLOW, "the end")
     assert "sandbox_cmd" not in l["metadata"] and sleeping(nap) == []
-
-
-@pytest.mark.needs("shell")
-def test_it_begins_where_commands_begin_and_has_the_manifests_files(client):
-    r = client.post("/leases", {"manifest": {"files": [{"path": "go.sh", "content": "echo of the manifest > made\n"}]},
-                                "env_args": {"sandbox_cmd": "sh go.sh"}}, timeout=60 * SLOW)
-    assert r.status == 201, r
-    assert client.exec(r.json()["id"], "cat made")["stdout"] == "of the manifest\n"
-    client.terminate(r.json()["id"])
