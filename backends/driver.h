@@ -217,7 +217,8 @@ struct sg_tree_ops {
     int (*list)(struct sg_sandbox *sb, const char *path, size_t max, const struct sg_file_list_done *done, struct sg_error *err);
     int (*get)(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
     int (*readlink)(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done, struct sg_error *err); /* whole */
-    /* A new file without a name on the disk of path, open for reading and writing: the caller's. */
+    /* A new file without a name on the disk of path, or on the server's where that is far away, open for reading and writing: the
+     * caller's. What path does not permit is refused here, before there is anything to keep. */
     int (*scratch)(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
     /* A new directory with a name of its own in the directory path or the nearest one above it that exists. */
     int (*stage)(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done, struct sg_error *err);

@@ -36,7 +36,8 @@ sub give_directory {
     closedir $d;
     for my $n (sort @names) {
         my ($p, $name) = ($dir eq '/' ? "/$n" : "$dir/$n", $prefix . $n);
-        next if $p =~ $hidden || length $name > 4000;
+        next if $p =~ $hidden;
+        fail(36, $prefix) if length $name > 4000;
         my $s = look($p, 0) or next;
         if ($s->{type} eq 'f') { give_file($p, $name) }
         elsif ($s->{type} eq 'l') {

@@ -83,7 +83,7 @@ static bool sound(const struct sg_tree_record *r)
 
     if (r->kind == 'e')
         return r->name[0] == '\0' && r->size == 0;
-    return (link || r->kind == 'f' || r->kind == 'd') && clean(r->name) && (r->target[0] != '\0') == link && strlen(r->target) <= SG_TREE_NAME_MAX &&
+    return (link || r->kind == 'f' || r->kind == 'd') && clean(r->name) && (r->target[0] != '\0') == link && strlen(r->target) <= SG_TREE_TARGET_MAX &&
            (r->kind == 'f' || r->size == 0);
 }
 

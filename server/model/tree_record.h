@@ -11,7 +11,8 @@
 #include "base/buf.h"
 
 #define SG_TREE_RECORD_MAX 8400U /* bytes of the fields of one */
-#define SG_TREE_NAME_MAX 4000U   /* of its name, and of its target */
+#define SG_TREE_NAME_MAX 4000U   /* of its name, */
+#define SG_TREE_TARGET_MAX 4095U /* and of its target */
 
 /* Strings are somebody else's. Without a target: "". */
 struct sg_tree_record {
