@@ -154,7 +154,7 @@ void far_io_moved(struct far_io *io, struct sg_mux_channel *c)
         io->len = sg_mux_allowed(io->f->mux, c);
         io->len = io->len < READ_BYTES ? io->len : READ_BYTES;
     } else {
-        io->buf = sg_mux_grab(c, &io->len);
+        io->buf = sg_mux_grab(io->f->mux, c, &io->len);
     }
     if (io->len > 0) {
         begin(io);

@@ -324,6 +324,15 @@ static size_t take_what_fits(struct sg_mux *m, struct sg_mux_channel *c, const c
     return c->deaf ? len : at;
 }
 
+static void give_credit(struct sg_mux *m, struct sg_mux_channel *c)
+{
+    if (c->owed >= SG_MUX_WINDOW / 4 && !c->in_end && !c->deaf) {
+        frame(m, c->number, SG_MUX_CREDIT, &c->owed, sizeof c->owed);
+        c->window += c->owed;
+        c->owed = 0;
+    }
+}
+
 static void pump_in(struct sg_mux *m, struct sg_mux_channel *c)
 {
     size_t n = c->len > 0 ? take_what_fits(m, c, c->pending + c->at, c->len) : 0;
@@ -334,11 +343,7 @@ static void pump_in(struct sg_mux *m, struct sg_mux_channel *c)
         free(c->pending);
         c->pending = NULL;
     }
-    if (c->owed >= SG_MUX_WINDOW / 4 && !c->in_end && !c->deaf) {
-        frame(m, c->number, SG_MUX_CREDIT, &c->owed, sizeof c->owed);
-        c->window += c->owed;
-        c->owed = 0;
-    }
+    give_credit(m, c);
     if (c->in_end && !c->in_over && c->len == 0 && c->grabbed == 0 && (c->deaf || c->fd >= 0 || c->manual))
         end_in(m, c);
 }
@@ -462,20 +467,21 @@ void sg_mux_manual(struct sg_mux *m, struct sg_mux_channel *c)
     activate(m, c);
 }
 
-char *sg_mux_grab(struct sg_mux_channel *c, size_t *ret_len)
+char *sg_mux_grab(struct sg_mux *m, struct sg_mux_channel *c, size_t *ret_len)
 {
     char *p = c->pending;
     *ret_len = c->len;
     c->grabbed += c->len;
+    c->owed += (uint32_t)c->len;
     c->pending = NULL;
     c->len = c->at = 0;
+    give_credit(m, c);
     return p;
 }
 
 void sg_mux_took(struct sg_mux *m, struct sg_mux_channel *c, size_t len, int error)
 {
     c->grabbed -= len;
-    c->owed += (uint32_t)len;
     if (error != 0)
         deafen(m, c, error);
     activate(m, c);

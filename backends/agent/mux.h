@@ -98,9 +98,9 @@ bool sg_mux_stopped(const struct sg_mux_channel *c);
 int sg_mux_take(struct sg_mux *m, struct sg_mux_channel *c);
 /* Instead of a descriptor: whoever made it moves its bytes. */
 void sg_mux_manual(struct sg_mux *m, struct sg_mux_channel *c);
-/* What has come (to be freed; NULL: nothing), which counts as waiting until sg_mux_took() so many bytes of it. error: an errno, nothing more is
- * wanted. c may be gone after that. */
-char *sg_mux_grab(struct sg_mux_channel *c, size_t *ret_len);
+/* What has come (to be freed; NULL: nothing): as much may come meanwhile, but its end is not told before sg_mux_took() all of it. Whoever grabs once
+ * what was grabbed before is taken has two windows at most. error: an errno, nothing more is wanted. c may be gone after that. */
+char *sg_mux_grab(struct sg_mux *m, struct sg_mux_channel *c, size_t *ret_len);
 void sg_mux_took(struct sg_mux *m, struct sg_mux_channel *c, size_t len, int error);
 /* How many bytes sg_mux_say() may take now; it asks again (moved) once that has changed. */
 size_t sg_mux_allowed(struct sg_mux *m, struct sg_mux_channel *c);

@@ -56,7 +56,7 @@ static void moved(void *arg, struct sg_mux_channel *c)
 {
     struct half *h = arg;
     size_t len;
-    char *p = sg_mux_grab(c, &len);
+    char *p = sg_mux_grab(h->mux, c, &len);
     for (size_t i = 0; i < len; i++)
         h->sum += (uint8_t)p[i];
     free(p);
