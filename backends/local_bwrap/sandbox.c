@@ -154,12 +154,12 @@ struct json_t *sandbox_metadata(struct sg_sandbox *sb)
     const struct sg_slot_built *b = &g->built;
     const struct sg_local_pool_config *c = &s->pool->cfg;
     const char *dot = strrchr(sb->id, '.');
-    json_t *v = json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s}}", "isolation", "bwrap",
+    json_t *v = json_pack("{s:s, s:s, s:I, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s, s:s}}", "isolation", "bwrap",
                      "slot", s->name, "generation", (json_int_t)strtoll(dot + 1, NULL, 10), "local_pool",
                      s->pool->cfg.name, "mode", sg_pool_mode_name(s->pool->cfg.mode), "agent_isolation",
                      sg_isolation_name(b->isolation), "tree_kill", sg_tree_kill_name(b->tree_kill),
                      "limits_enforced", "memory", sg_means_name(b->memory), "pids", sg_means_name(b->pids),
-                     "cpu", sg_means_name(b->cpu), "disk", sg_means_name(b->disk));
+                     "cpu", sg_means_name(b->cpu), "disk", sg_means_name(b->disk), "open_files", sg_means_name(SG_MEANS_RLIMIT));
     if (v != NULL) {
         (void)json_object_set_new(v, "egress", json_string(sg_egress_name(g->egress)));
         (void)json_object_set_new(v, "limits", limits_json(&g->limits));

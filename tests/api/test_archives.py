@@ -1,6 +1,7 @@
 """What the server keeps of sandboxes: archives of leases that ended, and snapshots that new leases begin with."""
 import base64
 import collections
+import datetime
 import hashlib
 import io
 import json
@@ -124,6 +125,20 @@ def test_an_archive_beyond_the_bound_is_not_kept_and_the_lease_ends_all_the_same
     assert alpha.get(f"/leases/{lease}").json()["state"] == "terminated"
     wait_until(lambda: [e for e in keeper.log_events() if e["event"] == "archive_failed" and e.get("lease_id") == lease], 20, "the log line")
     assert not [a for a in items(alpha, "/archives") if a["lease_id"] == lease]
+
+
+def test_an_archive_goes_when_its_time_is_up():
+    with Server({"local_bwrap": {"size": 1, "archive_enabled": True, "archive_ttl": "3s"}, "snapshots": {"sweep_interval": "200ms"}}) as s:
+        s.wait_slots(1)
+        c = s.client()
+        lease = c.lease()
+        c.terminate(lease)
+        (kept,) = archived(c, lease)
+        made, goes = (datetime.datetime.fromisoformat(kept[k].replace("Z", "+00:00")) for k in ("created_at", "expires_at"))
+        assert (goes - made).total_seconds() == pytest.approx(3, abs=0.01)
+        wait_until(lambda: not files(s), 20, "its file is gone")
+        assert datetime.datetime.now(datetime.timezone.utc) >= goes
+        assert items(c, "/archives") == [] and c.get("/archives/" + kept["id"]).status == 404
 
 
 def test_archives_page_by_page(alpha):

@@ -33,6 +33,7 @@ def test_a_lease_says_what_holds_for_it(client):
     limits, means = of(client, lease)
     assert limits == {"memory_max": 256 * MIB, "pids_max": 200, "cpu_max": None, "disk_max": 64 * MIB}
     assert means["disk"] == "tmpfs" and means["cpu"] == "none" and means["memory"] in ("cgroup1", "cgroup2", "rlimit")
+    assert means["open_files"] == "rlimit" and 256 <= int(client.exec(lease, "ulimit -Hn")["stdout"]) <= 65536
     client.terminate(lease)
 
 
