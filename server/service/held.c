@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/json.h"
 #include "service/keep.h"
 
 #define DROPS_AT_ONCE 16U
@@ -364,6 +365,14 @@ static void fetch_kept(void *arg, const struct sg_keep_result *r SG_UNUSED, cons
     struct fetch *f = arg;
     struct sg_error own = {0};
 
+    if (err && err->code == SG_LIMIT_EXCEEDED) { /* more than was given to the provider: as a digest that does not fit */
+        sg_error_field(&own, SG_MANIFEST_FAILED, "manifest.snapshot", "what the provider holds of the snapshot is damaged: it is too large");
+        sg_error_reason(&own, "snapshot_damaged");
+        sg_error_member(&own, "stage", json_string("snapshot"));
+        fetch_end(f, -1, &own);
+        sg_error_clear(&own);
+        return;
+    }
     if (err) {
         fetch_end(f, -1, err);
         return;

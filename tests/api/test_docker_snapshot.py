@@ -105,13 +105,14 @@ def test_what_the_engine_gives_back_is_checked(engine, c):
     lease = c.lease()
     kept = snapshot(c, lease)
     tag = "sandgate-snapshot:" + kept["id"]
-    # Somebody puts other bytes under its name.
+    # Somebody puts other bytes under its name: fewer, and more.
     assert engine.call("POST", "/containers/create?name=forger", {"Image": tag, "Cmd": ["x"]})[0] == 201
-    assert engine.call("PUT", "/containers/forger/archive?path=/", outer(b"other bytes"), "application/x-tar")[0] == 200
-    assert engine.call("POST", f"/commit?container=forger&repo=sandgate-snapshot&tag={kept['id']}", {})[0] == 201
+    for data in (b"other bytes", b"x" * 300000):
+        assert engine.call("PUT", "/containers/forger/archive?path=/", outer(data), "application/x-tar")[0] == 200
+        assert engine.call("POST", f"/commit?container=forger&repo=sandgate-snapshot&tag={kept['id']}", {})[0] == 201
+        r = c.post("/leases", {"manifest": {"snapshot": kept["id"]}})
+        assert r.status == 422 and r.code == "manifest_failed" and r.json()["reason"] == "snapshot_damaged" and r.json()["stage"] == "snapshot", r
     assert engine.call("DELETE", "/containers/forger")[0] == 204
-    r = c.post("/leases", {"manifest": {"snapshot": kept["id"]}})
-    assert r.status == 422 and r.code == "manifest_failed" and r.json()["reason"] == "snapshot_damaged", r
     # And somebody removes it.
     assert engine.call("DELETE", f"/images/{tag}?force=1")[0] == 200
     r = c.post("/leases", {"manifest": {"snapshot": kept["id"]}})
