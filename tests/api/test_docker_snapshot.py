@@ -101,13 +101,13 @@ def outer(data):
     return out.getvalue()
 
 
-def test_what_the_engine_gives_back_is_checked(engine, c):
+def test_what_the_engine_gives_back_is_checked(engine, c, soak):
     lease = c.lease()
     kept = snapshot(c, lease)
     tag = "sandgate-snapshot:" + kept["id"]
-    # Somebody puts other bytes under its name: fewer, and more.
+    # Somebody puts other bytes under its name, more or fewer.
     assert engine.call("POST", "/containers/create?name=forger", {"Image": tag, "Cmd": ["x"]})[0] == 201
-    for data in (b"other bytes", b"x" * 300000):
+    for data in (b"x" * 300000, b"other bytes")[:2 if soak else 1]:
         assert engine.call("PUT", "/containers/forger/archive?path=/", outer(data), "application/x-tar")[0] == 200
         assert engine.call("POST", f"/commit?container=forger&repo=sandgate-snapshot&tag={kept['id']}", {})[0] == 201
         r = c.post("/leases", {"manifest": {"snapshot": kept["id"]}})
@@ -167,7 +167,9 @@ def test_a_kill_in_between_leaves_nothing(engine, server, c):
     drop_all(server)
 
 
-def test_limits_hold(engine, server, c):
+def test_limits_hold(engine, server, c, soak):
+    if not soak:
+        pytest.skip("as of other snapshots; ./dev soak has it")
     lease = c.lease()
     assert c.exec(lease, "head -c 70000000 /dev/zero > big")["returncode"] == 0
     r = c.post(f"/leases/{lease}/snapshots")
