@@ -14,9 +14,10 @@ function(sg_use_musl target)
   if(NOT SG_MUSL_INCLUDE OR NOT SG_MUSL_LIB)
     return()
   endif()
-  # Its CMSG_NXTHDR() mixes signs.
+  # Its CMSG_NXTHDR() mixes signs, and Clang sees through the macro.
   target_compile_options(${target} PRIVATE -nostdinc "SHELL:-isystem ${SG_MUSL_INCLUDE}" "SHELL:-isystem ${SG_COMPILER_INCLUDE}"
-    "SHELL:-idirafter /usr/include/${CMAKE_LIBRARY_ARCHITECTURE}" "SHELL:-idirafter /usr/include" -Wno-sign-conversion)
+    "SHELL:-idirafter /usr/include/${CMAKE_LIBRARY_ARCHITECTURE}" "SHELL:-idirafter /usr/include" -Wno-sign-conversion
+    $<$<C_COMPILER_ID:Clang>:-Wno-sign-compare>)
   target_link_options(${target} PRIVATE -nostartfiles -nodefaultlibs "${SG_MUSL_LIB}/rcrt1.o" "${SG_MUSL_LIB}/crti.o" "-L${SG_MUSL_LIB}")
   target_link_libraries(${target} PRIVATE c gcc "${SG_MUSL_LIB}/crtn.o")
 endfunction()

@@ -284,11 +284,12 @@ def test_what_is_no_snapshot_is_refused(alpha, bad):
 
 
 def test_what_is_kept_survives_a_kill_and_what_was_half_written_does_not():
-    with Server({"local_bwrap": {"size": 1, "archive_enabled": True}}) as s:
+    with Server({"local_bwrap": {"size": 1, "archive_enabled": True, "archive_dirs": ["runtime", "tmp"]}}) as s:
         s.wait_slots(1)
         c = s.client()
         lease = c.lease()
         c.write(lease, "f", b"survives")
+        c.exec(lease, "echo r > /run/r; echo t > /tmp/t")
         kept = snapshot(c, lease)
         c.terminate(lease)
         wait_until(lambda: len(items(c, "/archives")) == 1, 20, "the archive")
@@ -301,7 +302,9 @@ def test_what_is_kept_survives_a_kill_and_what_was_half_written_does_not():
         s.wait_slots(1)
         c = s.client()
         archive, = items(c, "/archives")
-        assert sorted(os.listdir(directory)) == sorted([kept["id"] + ".tar", archive["id"] + ".tar"])
+        assert files(s) == sorted([kept["id"] + ".tar", archive["id"] + ".tar"])
+        tar = content(c.get("/archives/" + archive["id"]))
+        assert sorted(m.name for m in tar if m.isfile()) == ["runtime/r", "tmp/t"] and archive["dirs"] == ["runtime", "tmp"]
         again = c.lease(manifest={"snapshot": kept["id"]})
         assert c.read(again, "f").body == b"survives"
         assert json.loads(json.dumps(c.get("/snapshots/" + kept["id"]).json())) == kept
