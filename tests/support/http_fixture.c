@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <errno.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -220,6 +221,8 @@ struct feed {
     struct sg_pipe *pipe;
     int64_t left, every_ms;
     bool fail;
+    bool ended;           /* reactor thread */
+    _Atomic bool queued;  /* the task is, and has a reference */
 };
 
 static void feed_ref(void *arg)
@@ -237,11 +240,6 @@ static void feed_unref(void *arg)
     free(s);
 }
 
-static void feed_free(struct sg_task *t)
-{
-    feed_unref(sg_container_of(t, struct feed, task));
-}
-
 static void feed_end(struct feed *s)
 {
     struct sg_error err = {0};
@@ -252,15 +250,16 @@ static void feed_end(struct feed *s)
         sg_pipe_close(s->pipe);
     sg_pipe_set_writer(s->pipe, NULL);
     sg_pipe_unref(s->pipe);
-    s->task.run = feed_free; /* also if it is still queued for more */
-    sg_reactor_post(s->f->reactor, &s->task);
+    s->ended = true;
+    feed_unref(s);
 }
 
-static void feed_run(struct sg_task *t)
+static void feed_pump(struct feed *s)
 {
-    struct feed *s = sg_container_of(t, struct feed, task);
     char block[4096];
     memset(block, 'x', sizeof block);
+    if (s->ended) /* a wake that was still under way */
+        return;
     while (s->left > 0) {
         size_t want = s->left < (int64_t)sizeof block ? (size_t)s->left : sizeof block;
         ssize_t n = sg_pipe_write(s->pipe, block, s->every_ms ? 1 : want);
@@ -282,14 +281,24 @@ static void feed_run(struct sg_task *t)
 
 static void feed_tick(struct sg_timer *t)
 {
-    feed_run(&sg_container_of(t, struct feed, timer)->task);
+    feed_pump(sg_container_of(t, struct feed, timer));
+}
+
+static void feed_run(struct sg_task *t)
+{
+    struct feed *s = sg_container_of(t, struct feed, task);
+    s->queued = false;
+    feed_pump(s);
+    feed_unref(s);
 }
 
 static void feed_wake(void *arg)
 {
     struct feed *s = arg;
-    if (!s->every_ms)
-        sg_reactor_post(s->f->reactor, &s->task);
+    if (s->every_ms || atomic_exchange(&s->queued, true))
+        return;
+    feed_ref(s);
+    sg_reactor_post(s->f->reactor, &s->task);
 }
 
 static void feed_begin(struct sg_task *t)
@@ -298,7 +307,7 @@ static void feed_begin(struct sg_task *t)
     struct sg_waker w = {.wake = feed_wake, .ref = feed_ref, .unref = feed_unref, .arg = s};
     s->task.run = feed_run;
     sg_pipe_set_writer(s->pipe, &w);
-    sg_reactor_post(s->f->reactor, &s->task);
+    feed_pump(s);
 }
 
 /* The same bytes as a source: what is not taken from a pipe by the server. */
