@@ -170,11 +170,13 @@ def test_many_at_once(server, repo):
 def test_a_lock_of_somebody_else_is_waited_for(client, repo):
     """Commands hold the locks that making and removing a worktree need, again and again."""
     busy = client.lease()
-    client.post(f"/leases/{busy}/exec", {"command": "while :; do git pack-refs --all; git update-ref refs/heads/busy HEAD; git update-ref -d refs/heads/busy; done",
+    client.post(f"/leases/{busy}/exec", {"command": "until [ -e enough ]; do git pack-refs --all; git update-ref refs/heads/busy HEAD; git update-ref -d refs/heads/busy; done",
                                          "detach": True, "exec_id": "busy"})
     for _ in range(10):
         client.terminate(client.lease())
-    client.delete(f"/leases/{busy}/exec/busy")
+    # A git that is killed leaves its lock, which is then nobody's to wait for.
+    assert client.put(f"/leases/{busy}/files?path=enough").status == 201
+    wait_until(lambda: client.get(f"/leases/{busy}/exec/busy").json()["state"] == "finished", 20)
     client.terminate(busy)
     repo.sh("git update-ref -d refs/heads/busy || true")
     assert "sandgate/" not in repo.git("for-each-ref")
