@@ -33,11 +33,11 @@ struct sg_agent *sg_agent_sandbox_take(struct sg_agent_sandbox *s, const struct 
     return a;
 }
 
-struct sg_agent *sg_agent_sandbox_agent(struct sg_sandbox *sb, struct sg_error *err)
+static struct sg_agent *agent_of(struct sg_sandbox *sb, bool also_lost, struct sg_error *err)
 {
     struct sg_agent_sandbox *s = (struct sg_agent_sandbox *)sb;
     (void)pthread_mutex_lock(&s->lock);
-    struct sg_agent *a = s->agent != NULL ? sg_agent_ref(s->agent) : NULL;
+    struct sg_agent *a = s->agent != NULL && (also_lost || !s->lost) ? sg_agent_ref(s->agent) : NULL;
     if (a == NULL && s->lost) {
         sg_error_copy(err, &s->why);
     } else if (a == NULL) {
@@ -47,12 +47,17 @@ struct sg_agent *sg_agent_sandbox_agent(struct sg_sandbox *sb, struct sg_error *
     return a;
 }
 
-/* ---- files ---- */
+struct sg_agent *sg_agent_sandbox_agent(struct sg_sandbox *sb, struct sg_error *err)
+{
+    return agent_of(sb, false, err);
+}
+
+/* ---- files; of a lost sandbox, too, as long as its agent is there: for what is kept of it ---- */
 
 static int file_get(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done,
                     struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_get(a, path, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -61,7 +66,7 @@ static int file_get(struct sg_sandbox *sb, const char *path, const struct sg_fil
 static int file_put(struct sg_sandbox *sb, const struct sg_file_put_args *args,
                     const struct sg_file_sink_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_put(a, args, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -70,7 +75,7 @@ static int file_put(struct sg_sandbox *sb, const struct sg_file_put_args *args,
 static int file_stat(struct sg_sandbox *sb, const char *path, const struct sg_file_stat_done *done,
                      struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_stat(a, path, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -79,7 +84,7 @@ static int file_stat(struct sg_sandbox *sb, const char *path, const struct sg_fi
 static int file_list(struct sg_sandbox *sb, const struct sg_file_list_args *args, const struct sg_file_list_done *done,
                      struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_list(a, args, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -88,7 +93,7 @@ static int file_list(struct sg_sandbox *sb, const struct sg_file_list_args *args
 static int file_mkdir(struct sg_sandbox *sb, const char *path, uint32_t mode,
                       const struct sg_file_stat_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_mkdir(a, path, mode, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -97,7 +102,7 @@ static int file_mkdir(struct sg_sandbox *sb, const char *path, uint32_t mode,
 static int file_remove(struct sg_sandbox *sb, const char *path, bool recursive, const struct sg_condition *only_if,
                        const struct sg_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_remove(a, path, recursive, only_if, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -106,7 +111,7 @@ static int file_remove(struct sg_sandbox *sb, const char *path, bool recursive, 
 static int file_move(struct sg_sandbox *sb, const char *from, const char *to, const struct sg_done *done,
                      struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_move(a, from, to, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -114,7 +119,7 @@ static int file_move(struct sg_sandbox *sb, const char *from, const char *to, co
 
 static int tree_resolve(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_resolve(a, path, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -122,7 +127,7 @@ static int tree_resolve(struct sg_sandbox *sb, const char *path, const struct sg
 
 static int tree_list(struct sg_sandbox *sb, const char *path, size_t max, const struct sg_file_list_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_tree_list(a, path, max, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -130,7 +135,7 @@ static int tree_list(struct sg_sandbox *sb, const char *path, size_t max, const 
 
 static int tree_get(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_tree_get(a, path, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -138,7 +143,7 @@ static int tree_get(struct sg_sandbox *sb, const char *path, const struct sg_fil
 
 static int tree_readlink(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_readlink(a, path, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -146,7 +151,7 @@ static int tree_readlink(struct sg_sandbox *sb, const char *path, const struct s
 
 static int tree_scratch(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_scratch(a, path, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -154,7 +159,7 @@ static int tree_scratch(struct sg_sandbox *sb, const char *path, const struct sg
 
 static int tree_stage(struct sg_sandbox *sb, const char *path, const struct sg_text_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_stage(a, path, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -162,7 +167,7 @@ static int tree_stage(struct sg_sandbox *sb, const char *path, const struct sg_t
 
 static int tree_mkdir(struct sg_sandbox *sb, const char *path, uint32_t mode, const struct sg_file_stat_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_tree_mkdir(a, path, mode, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -171,7 +176,7 @@ static int tree_mkdir(struct sg_sandbox *sb, const char *path, uint32_t mode, co
 static int tree_symlink(struct sg_sandbox *sb, const char *path, const char *text, int64_t mtime_ns,
                         const struct sg_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_symlink(a, path, text, mtime_ns, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -179,7 +184,7 @@ static int tree_symlink(struct sg_sandbox *sb, const char *path, const char *tex
 
 static int tree_link(struct sg_sandbox *sb, const char *path, const char *existing, const struct sg_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_link(a, path, existing, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -188,7 +193,7 @@ static int tree_link(struct sg_sandbox *sb, const char *path, const char *existi
 static int tree_attributes(struct sg_sandbox *sb, const char *path, uint32_t mode, int64_t mtime_ns,
                            const struct sg_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_attributes(a, path, mode, mtime_ns, done, err) : -1;
     sg_agent_unref(a);
     return rc;
@@ -196,7 +201,7 @@ static int tree_attributes(struct sg_sandbox *sb, const char *path, uint32_t mod
 
 static int tree_merge(struct sg_sandbox *sb, const char *stage, const char *to, const struct sg_done *done, struct sg_error *err)
 {
-    struct sg_agent *a = sg_agent_sandbox_agent(sb, err);
+    struct sg_agent *a = agent_of(sb, true, err);
     int rc = a != NULL ? sg_agent_merge(a, stage, to, done, err) : -1;
     sg_agent_unref(a);
     return rc;

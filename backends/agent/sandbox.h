@@ -11,7 +11,7 @@ struct sg_agent_sandbox {
     struct sg_sandbox sb;
     pthread_mutex_t lock;   /* guards the rest */
     struct sg_agent *agent; /* one reference; NULL: ended or lost */
-    bool lost;
+    bool lost;              /* with an agent: for its files only, until its owner terminates it */
     struct sg_error why; /* of lost */
 };
 

@@ -30,7 +30,7 @@ static void refused(void *arg, enum sg_egress_outcome why, const char *target, u
 
 static void lost(void *arg, const struct sg_error *why)
 {
-    gen_died(arg, why);
+    gen_died(arg, why, false);
 }
 
 static void listening(void *arg, int fd, struct sg_hold *hold, const struct sg_error *err)
@@ -106,7 +106,7 @@ static void helper_ended(struct sg_watch *w, uint32_t events)
     if (!g->cutting) {
         sg_error_set(&why, SG_SANDBOX_LOST, "the process that joins the sandbox to the network has ended");
         sg_error_reason(&why, "network_lost");
-        gen_died(g, &why);
+        gen_died(g, &why, false);
     } else if (g->egress != SG_EGRESS_RESTRICTED) {
         cut_off(g, NULL);
     } else if (egress_listen(g, cut_off, &why) < 0) {

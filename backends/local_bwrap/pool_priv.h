@@ -264,8 +264,9 @@ void slot_close(struct slot *s);
 void slot_retry(struct sg_timer *t);
 /* It is ready for its lease. */
 void gen_offer(struct gen *g);
-/* It died on its own, or is no good: rebuilt, or LOST when it is leased. Nothing when it is ending already. */
-void gen_died(struct gen *g, const struct sg_error *why);
+/* It died on its own, or is no good: rebuilt, or LOST when it is leased. Nothing when it is ending already. answers: its agent is well, so
+ * that its owner can still read its files before it terminates it. */
+void gen_died(struct gen *g, const struct sg_error *why, bool answers);
 struct gen *gen_ref(struct gen *g);
 void gen_unref(struct gen *g);
 

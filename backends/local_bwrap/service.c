@@ -153,7 +153,7 @@ static void probed(void *arg, const struct sg_error *err)
     }
     sg_error_set(&why, SG_SANDBOX_LOST, "the service %s: %.300s", g->ready ? "is not well any more" : "did not become ready", err->message);
     sg_error_reason(&why, "service_unhealthy");
-    gen_died(g, &why);
+    gen_died(g, &why, true);
     sg_error_clear(&why);
 }
 
@@ -200,7 +200,7 @@ static void over(struct gen *g, const char *how)
     log_note(g, how);
     sg_error_set(&why, SG_SANDBOX_LOST, "%s%s%s", how, g->ready ? "" : " before it was ready", line);
     sg_error_reason(&why, "service_ended");
-    gen_died(g, &why);
+    gen_died(g, &why, true);
     sg_error_clear(&why);
 }
 

@@ -205,9 +205,14 @@ static void agent_ready(void *arg, const struct sg_agent_facts *facts)
     }
 }
 
-static void lease_lost(struct gen *g, const struct sg_error *cause)
+/* Its sandbox ends with it, or (answers) once the owner has taken what it wants to keep, and terminates it. */
+static void lease_lost(struct gen *g, const struct sg_error *cause, bool answers)
 {
     struct sg_error why = {0};
+    if (g->base.lost) { /* and told */
+        gen_end(g);
+        return;
+    }
     sg_error_set(&why, SG_SANDBOX_LOST, "%s", cause->message);
     sg_error_reason(&why, cause->reason[0] != '\0' ? cause->reason : "agent_died");
     (void)pthread_mutex_lock(&g->base.lock);
@@ -217,7 +222,9 @@ static void lease_lost(struct gen *g, const struct sg_error *cause)
     slot_set_state(g->slot, SG_SLOT_LOST);
     slot_event(g->slot, SG_SLOT_TAKEN, &why);
     gen_ref(g);
-    gen_end(g);
+    if (!answers || g->base.sb.lost == NULL) {
+        gen_end(g);
+    }
     if (g->base.sb.lost != NULL) {
         g->base.sb.lost(g->base.sb.lost_arg, &g->base.sb, &why);
     }
@@ -225,8 +232,7 @@ static void lease_lost(struct gen *g, const struct sg_error *cause)
     sg_error_clear(&why);
 }
 
-/* The sandbox died on its own. */
-void gen_died(struct gen *g, const struct sg_error *why)
+void gen_died(struct gen *g, const struct sg_error *why, bool answers)
 {
     struct slot *s = g->slot;
     if (g->ending) {
@@ -238,7 +244,7 @@ void gen_died(struct gen *g, const struct sg_error *why)
     }
     slot_set_last_error(s, why);
     if (g->leased) {
-        lease_lost(g, why);
+        lease_lost(g, why, answers);
         return;
     }
     pool_withdraw(s);
@@ -255,7 +261,7 @@ static void agent_lost_run(struct sg_task *t)
     (void)pthread_mutex_lock(&g->base.lock);
     sg_error_copy(&why, &g->agent_why);
     (void)pthread_mutex_unlock(&g->base.lock);
-    gen_died(g, &why);
+    gen_died(g, &why, false);
     sg_error_clear(&why);
     gen_unref(g);
 }
@@ -292,7 +298,7 @@ static void mourn_over(struct sg_timer *t)
     struct sg_error why = {0};
     sg_error_set(&why, SG_SANDBOX_LOST, "the first process of the sandbox has ended");
     sg_error_reason(&why, "agent_died");
-    gen_died(g, &why);
+    gen_died(g, &why, false);
     sg_error_clear(&why);
 }
 
@@ -605,7 +611,7 @@ void slot_recycle(struct slot *s, bool hard)
         struct sg_error why = {0};
         sg_error_set(&why, SG_SANDBOX_LOST, "an operator recycled its slot");
         sg_error_reason(&why, "slot_recycled");
-        lease_lost(g, &why);
+        lease_lost(g, &why, false);
     } else if (!g->leased) {
         pool_withdraw(s);
         s->failures = 0;

@@ -2,9 +2,11 @@
 import concurrent.futures
 import http.client
 import http.server
+import io
 import json
 import os
 import re
+import tarfile
 import threading
 import time
 
@@ -303,6 +305,25 @@ def test_a_leased_service_that_ends_loses_its_lease(server, how, reason):
     assert r.status == 410 and r.code == "sandbox_lost", r
     assert ask(c, id).status in (404, 410)
     server.wait_slots(2, "bb")
+
+
+def test_what_a_service_that_ended_leaves_is_kept():
+    with Server({"local_bwrap": dict(BLACKBOX, size=1, archive_enabled=True, archive_dirs=["work"])}) as s:
+        c = s.client()
+        id = c.lease(acquire_timeout=60, **BB)
+        assert c.put(f"/leases/{id}/files?path=diary", b"until now").status == 201
+        assert c.post(f"/leases/{id}/exec", {"command": "sleep 600", "detach": True, "exec_id": "long"}).status == 202
+        try:
+            ask(c, id, "/exit")
+        except Exception:  # noqa: BLE001: its connection breaks
+            c.close()
+        wait_until(lambda: c.get(f"/leases/{id}").json()["state"] == "lost", what="lost")
+        item = wait_until(lambda: next(iter(c.get("/archives").json()["items"]), None), what="its archive")
+        assert item["lease_id"] == id and item["reason"].startswith("service_ended: "), item
+        with tarfile.open(fileobj=io.BytesIO(c.get(f"/archives/{item['id']}").body)) as t:
+            assert t.extractfile("work/diary").read() == b"until now"
+        s.wait_slots(1)
+        assert c.exec(c.lease(acquire_timeout=60, **BB), "ls /workspace; ps | grep -c [s]leep")["stdout"] == "0\n"
 
 
 def test_a_waiting_service_that_ends_is_replaced():
