@@ -310,7 +310,7 @@ static int check_body(struct sg_request *r, struct sg_error *err)
         return sg_error_set(err, SG_INVALID_REQUEST, "a JSON body is required");
     if (json && sg_req_has_body(r) && !is_json_type(sg_req_header(r, "Content-Type")))
         return sg_error_field(err, SG_UNSUPPORTED_MEDIA_TYPE, "Content-Type",
-                              "the body must be application/json");
+                              "the body must be JSON and say so: Content-Type: application/json (curl: --json, or -H)");
     if (route->body != SG_BODY_NONE && check_coding(r, err) < 0)
         return -1;
     if (r->framing.length > max)
