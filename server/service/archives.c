@@ -591,6 +591,31 @@ int sg_service_kept_open(struct sg_service *s, const struct sg_principal *who, e
     return *ret_fd < 0 ? sg_error_sys(err, SG_STORE_UNAVAILABLE, errno, "cannot open %s", id) : 0;
 }
 
+/* Whoever hears that it is gone does not find it in a list afterwards. */
+static void forgotten(void *arg, const struct sg_error *err)
+{
+    struct sg_kept_gone *done = arg;
+
+    done->fn(done->arg, !err, err);
+    free(done);
+}
+
+static int forget(struct sg_archives *a, const char *id, const struct sg_kept_gone *done, struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *path = sg_archives_path(a, id);
+    struct sg_store_op *op = sg_store_op_new();
+    struct sg_kept_gone *told = sg_xcalloc(1, sizeof *told);
+
+    *told = *done;
+    sg_store_op_not_kept(op, id);
+    if (sg_store_submit(a->s->parts.store, op, SG_STORE_LAZY, &(struct sg_store_done){.fn = forgotten, .arg = told}, err) < 0) {
+        free(told);
+        return -1;
+    }
+    (void)unlink(path);
+    return 0;
+}
+
 int sg_service_kept_drop(struct sg_service *s, const struct sg_principal *who, enum sg_kept_kind kind, const char *id,
                          const struct sg_kept_gone *done, struct sg_error *err)
 {
@@ -602,11 +627,8 @@ int sg_service_kept_drop(struct sg_service *s, const struct sg_principal *who, e
     sg_close(fd);
     if (sg_store_check(s->parts.store, err) < 0)
         return -1;
-    if (k.ref[0]) {
-        sg_held_drop(s->archives, &k, done);
-    } else {
-        remove_kept(s->archives, k.id);
-        done->fn(done->arg, true, NULL);
-    }
+    if (!k.ref[0])
+        return forget(s->archives, k.id, done, err);
+    sg_held_drop(s->archives, &k, done);
     return 0;
 }

@@ -171,6 +171,7 @@ def snapshot(client, lease):
 def drop_all(client):
     for s in items(client, "/snapshots"):
         assert client.delete("/snapshots/" + s["id"]).status == 204
+    assert items(client, "/snapshots") == []
 
 
 FILL = """mkdir -p sub/deep && echo one > sub/deep/f && printf 'two' > 'sub/n ew' && chmod 750 sub && ln -s /etc/passwd out && ln -s deep/f sub/l

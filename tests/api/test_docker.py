@@ -135,7 +135,9 @@ def test_limits_hold_and_the_sandbox_survives(client):
     assert r["killed_by"] == "oom" and r["signal"] == "SIGKILL", r
     r = client.exec(lease, "f() { f | f & }; f 2>/dev/null; i=0; while [ $i -lt 60 ]; do sleep 5 & i=$((i+1)); done; wait", timeout=1)
     assert r["timed_out"] or r["returncode"] is not None, r
-    assert wait_until(lambda: client.exec(lease, "echo alive")["stdout"] == "alive\n", 20)
+    # Until the kernel has taken them away it may say that it can start no other.
+    r = wait_until(lambda: next((r for r in [client.exec_response(lease, "echo alive")] if (r.status, r.code) != (503, "overloaded")), None), 20)
+    assert r.status == 200 and r.json()["stdout"] == "alive\n", r
     client.terminate(lease)
 
 
@@ -466,11 +468,9 @@ def test_warm_containers(engine):
 
         wait_until(lambda: len(warm()) == 2, 20, "two are ready")
         before = set(warm())
-        begun = time.monotonic()
+        ready = {engine.inspect(n)["Id"] for n in before}
         lease = c.lease()
-        took = time.monotonic() - begun
-        assert took < 0.15 * SLOW, took
-        assert name(lease) in engine.containers() and len(before & set(engine.containers())) == 1
+        assert engine.inspect(name(lease))["Id"] in ready and len(before & set(engine.containers())) == 1
         assert c.exec(lease, "pwd")["stdout"] == "/workspace\n"
         other = c.lease(limits={"pids_max": 50})  # not what the warm ones are
         assert engine.inspect(name(other))["HostConfig"]["PidsLimit"] == 50
