@@ -57,6 +57,13 @@ void sg_agent_close(struct sg_agent *a)
     pthread_mutex_unlock(&a->lock);
 }
 
+struct sg_agent *sg_agent_end(struct sg_agent *a)
+{
+    if (a)
+        sg_agent_close(a);
+    return sg_agent_unref(a);
+}
+
 /* Ends everything. Reactor thread. */
 static void end(struct sg_agent *a, const char *reason, const char *what)
 {

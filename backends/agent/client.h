@@ -53,6 +53,8 @@ struct sg_agent *sg_agent_unref(struct sg_agent *a); /* NULL-safe, returns NULL 
 /* The owner's end: shuts the connection (the agent exits, and the sandbox with it) and fails everything
  * pending with SG_LEASE_GONE; running commands end as failed. Keeps the caller's reference. Idempotent. */
 void sg_agent_close(struct sg_agent *a);
+/* The same, and drops the reference. NULL-safe, returns NULL. */
+struct sg_agent *sg_agent_end(struct sg_agent *a);
 /* Lost or closed? */
 bool sg_agent_is_gone(const struct sg_agent *a);
 

@@ -17,7 +17,7 @@ struct sg_alarm_set {
     int64_t due_ms;
     void (*fn)(void *arg, bool over);
     void *arg;
-    bool told;                        /* reactor thread, like what follows */
+    bool told; /* reactor thread, like what follows */
     struct sg_alarm_set *prev, *next;
 };
 

@@ -13,11 +13,7 @@ static void away(struct box *b)
     sg_error_set(&err, SG_UNAVAILABLE, "the connection to the sandbox broke, and another one is being made");
     sg_error_reason(&err, "reconnecting");
     sg_error_retry_after(&err, 1);
-    struct sg_agent *a = sg_agent_sandbox_take(&b->base, &err);
-    if (a != NULL) {
-        sg_agent_close(a);
-        sg_agent_unref(a);
-    }
+    (void)sg_agent_end(sg_agent_sandbox_take(&b->base, &err));
     sg_error_clear(&err);
 }
 
@@ -46,11 +42,7 @@ void again_failed(struct box *b, const struct reply *r, const struct sg_error *w
     bool final = r != NULL && (r->status == 404 || r->status == 409 || (r->status == 500 && b->d->podman));
     int64_t wait = FIRST_MS << (b->tries < 6 ? b->tries : 6);
     int64_t at = sg_now_ms() + (wait < MOST_MS ? wait : MOST_MS);
-    struct sg_agent *a = sg_steal(&b->greeting);
-    if (a != NULL) {
-        sg_agent_close(a);
-        sg_agent_unref(a);
-    }
+    (void)sg_agent_end(sg_steal(&b->greeting));
     b->tries++;
     if (final || b->d->closing || at > b->until_ms) {
         b->again = false;

@@ -25,14 +25,6 @@
 #define LIST_MAX ((size_t)16 << 20)
 #define PIPE_BYTES ((size_t)256 * 1024)
 
-static unsigned docker_api(struct docker *d)
-{
-    (void)pthread_mutex_lock(&d->lock);
-    unsigned api = d->api;
-    (void)pthread_mutex_unlock(&d->lock);
-    return api > 0 ? api : DOCKER_API_MIN;
-}
-
 /* ---- names: a ref is "ID IMAGE", the image that the snapshot was made on ---- */
 
 const char *docker_snapshot_base(const char *ref)
@@ -172,7 +164,7 @@ static void file_taken(void *arg, const struct sg_net_response *r, const struct 
 static void bring(struct commit *c)
 {
     int64_t size = 0;
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v1.%u/containers/%s/archive?path=/", docker_api(c->d), c->helper);
+    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v1.%u/containers/%s/archive?path=/", engine_api(c->d), c->helper);
     struct sg_pipe *body = sg_carry_in(c->d->parts.workq, FILE_NAME, c->fd, c->bytes, &size, &c->err);
     const struct sg_net_header type = {.name = "Content-Type", .value = "application/x-tar"};
     const struct sg_net_request q = {.method = "PUT",
@@ -292,7 +284,7 @@ static void read_over(void *arg, const struct sg_net_response *r, const struct s
 static int read_back(struct sg_sandbox *sb, const struct sg_file_source_done *done, struct sg_error *err)
 {
     struct docker *d = ((struct box *)sb)->d;
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v1.%u/containers/%s/archive?path=/" FILE_NAME, docker_api(d), sb->id);
+    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v1.%u/containers/%s/archive?path=/" FILE_NAME, engine_api(d), sb->id);
     struct sg_pipe *raw = sg_pipe_new(PIPE_BYTES);
     const struct sg_net_request q = {.method = "GET",
                                      .path = path,

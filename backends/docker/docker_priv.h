@@ -175,6 +175,8 @@ struct ask {
     void *arg;
 };
 void engine_ask(struct docker *d, const struct ask *a);
+/* The minor of the version for a path of one's own: the one spoken, or the oldest that will do. Any thread. */
+unsigned engine_api(struct docker *d);
 /* Is its disk full? */
 bool docker_says_full(const char *message);
 /* The error of a reply whose status was not what was hoped for. what: "make the container". */

@@ -31,15 +31,11 @@ static void tell_endings(struct box *b, const struct sg_error *err)
 
 static void drop_agent(struct box *b, const struct sg_error *why)
 {
-    struct sg_agent *all[] = {sg_agent_sandbox_take(&b->base, why), sg_steal(&b->greeting)};
+    struct sg_agent *agent = sg_agent_sandbox_take(&b->base, why);
     b->proxy = sg_egress_proxy_stop(b->proxy);
     b->again = false;
-    for (size_t i = 0; i < SG_COUNT_OF(all); i++) {
-        if (all[i] != NULL) {
-            sg_agent_close(all[i]);
-            sg_agent_unref(all[i]);
-        }
-    }
+    (void)sg_agent_end(agent);
+    (void)sg_agent_end(sg_steal(&b->greeting));
 }
 
 /* ---- removal ---- */

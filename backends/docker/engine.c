@@ -163,6 +163,20 @@ static void ping(struct asking *k)
     }
 }
 
+static unsigned known_api(struct docker *d)
+{
+    (void)pthread_mutex_lock(&d->lock);
+    unsigned api = d->api;
+    (void)pthread_mutex_unlock(&d->lock);
+    return api;
+}
+
+unsigned engine_api(struct docker *d)
+{
+    unsigned api = known_api(d);
+    return api > 0 ? api : DOCKER_API_MIN;
+}
+
 void engine_ask(struct docker *d, const struct ask *a)
 {
     struct asking *k = sg_xcalloc(1, sizeof *k);
@@ -179,9 +193,7 @@ void engine_ask(struct docker *d, const struct ask *a)
         finish(k);
         return;
     }
-    (void)pthread_mutex_lock(&d->lock);
-    unsigned api = d->api;
-    (void)pthread_mutex_unlock(&d->lock);
+    unsigned api = known_api(d);
     if (api == 0) {
         ping(k);
     } else {

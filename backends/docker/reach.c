@@ -100,10 +100,7 @@ static int start_relay(struct reach *r, const char *exec, struct sg_error *err)
     static const char body[] = "{\"Detach\":false,\"Tty\":false}";
     const struct sg_net_header type = {.name = "Content-Type", .value = "application/json"};
     sg_cleanup(sg_free_p) char *escaped = sg_net_escape(exec);
-    (void)pthread_mutex_lock(&r->d->lock);
-    unsigned api = r->d->api;
-    (void)pthread_mutex_unlock(&r->d->lock);
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v1.%u/exec/%s/start", api > 0 ? api : DOCKER_API_MIN, escaped);
+    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v1.%u/exec/%s/start", engine_api(r->d), escaped);
     const struct sg_net_request q = {.method = "POST",
                                      .path = path,
                                      .headers = &type,

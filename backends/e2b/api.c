@@ -3,7 +3,6 @@
 
 #include <stdatomic.h>
 
-#include "base/clock.h"
 #include "base/json.h"
 
 enum e2b_age { AGE_UNKNOWN, AGE_NEW, AGE_OLD };
@@ -59,6 +58,6 @@ void e2b_post(struct e2b *d, const char *path, const json_t *body, bool repeatab
     struct post *p = sg_xcalloc(1, sizeof *p);
 
     *p = (struct post){.d = d, .path = sg_xstrdup(path), .body = json_copy((json_t *)(uintptr_t)body), .repeatable = repeatable, .insist = insist,
-                       .old = atomic_load(&d->api_age) == AGE_OLD, .deadline_ms = sg_now_ms() + d->timeout_ms, .done = done, .arg = arg};
+                       .old = atomic_load(&d->api_age) == AGE_OLD, .deadline_ms = e2b_deadline(d), .done = done, .arg = arg};
     send_post(p);
 }

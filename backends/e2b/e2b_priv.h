@@ -58,6 +58,8 @@ int e2b_ports_new(struct e2b *d, struct sg_net *net, struct sg_net_client_config
 
 /* ---- sandbox.c ---- */
 
+/* Of a call to the API that is made now. */
+int64_t e2b_deadline(const struct e2b *d);
 /* Headers for its daemon. out: room for four. user: "user", "root" or NULL. */
 size_t e2b_headers(const struct e2b_sandbox *sb, const char *user, struct sg_net_header out[4]);
 /* Asks the provider whether it is still there, because something looked as if it was not; if not, it is lost. */

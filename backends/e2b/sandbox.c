@@ -16,7 +16,7 @@
 #define ADOPT_RETRY_MAX_MS 15000
 #define CHECK_MS 20000
 
-static int64_t deadline(const struct e2b *d)
+int64_t e2b_deadline(const struct e2b *d)
 {
     return sg_now_ms() + d->timeout_ms;
 }
@@ -262,7 +262,7 @@ static void list_page(struct listing *l, const char *token)
                                                     next ? next : "");
 
     sg_origin_call(l->d->api, &(struct sg_origin_call){.method = "GET", .path = path, .repeatable = true, .insist = true,
-                                                       .deadline_ms = deadline(l->d), .done = listed, .arg = l});
+                                                       .deadline_ms = e2b_deadline(l->d), .done = listed, .arg = l});
 }
 
 void e2b_list(void *arg, const char *lease, const struct sg_fleet_listed *done)
@@ -298,7 +298,7 @@ void e2b_remove(void *arg, const char *id, const struct sg_done *done)
 
     r->done = *done;
     sg_origin_call(d->api, &(struct sg_origin_call){.method = "DELETE", .path = path, .repeatable = true, .insist = true,
-                                                    .deadline_ms = deadline(d), .done = removed, .arg = r});
+                                                    .deadline_ms = e2b_deadline(d), .done = removed, .arg = r});
 }
 
 void e2b_terminate(struct sg_sandbox *base, const struct sg_done *done)

@@ -5,7 +5,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "base/clock.h"
 #include "base/json.h"
 
 #define LOOKS 3U /* for what an answer that did not come may have made */
@@ -13,11 +12,6 @@
 #define LOOK_MAX_MS 8000
 #define PAGES_MAX 100U
 #define PREFIX "sandgate-"
-
-static int64_t deadline(const struct e2b *d)
-{
-    return sg_now_ms() + d->timeout_ms;
-}
 
 /* ---- what the provider has ---- */
 
@@ -125,7 +119,7 @@ static void look_page(struct look *l, const char *token)
                                                     next ? "&nextToken=" : "", next ? next : "");
 
     sg_origin_call(l->d->api, &(struct sg_origin_call){.method = "GET", .path = path, .repeatable = true, .insist = true,
-                                                       .deadline_ms = deadline(l->d), .done = looked, .arg = l});
+                                                       .deadline_ms = e2b_deadline(l->d), .done = looked, .arg = l});
 }
 
 /* id: "" for all. Found ones are borrowed for the callback. */
@@ -227,7 +221,7 @@ static int take(struct sg_sandbox *base, const struct sg_snapshot_args *a, const
     t->sb = (struct e2b_sandbox *)sg_sandbox_ref(base);
     snprintf(t->id, sizeof t->id, "%s", a->id);
     t->done = *done;
-    sg_origin_call(sb->d->api, &(struct sg_origin_call){.method = "POST", .path = path, .body = body, .deadline_ms = deadline(sb->d),
+    sg_origin_call(sb->d->api, &(struct sg_origin_call){.method = "POST", .path = path, .body = body, .deadline_ms = e2b_deadline(sb->d),
                                                         .done = taken, .arg = t});
     return 0;
 }
@@ -273,7 +267,7 @@ static void delete_ref(struct dropping *x, const char *ref)
 
     atomic_fetch_add(&x->waiting, 1);
     sg_origin_call(x->d->api, &(struct sg_origin_call){.method = "DELETE", .path = path, .repeatable = true, .insist = true,
-                                                       .deadline_ms = deadline(x->d), .done = deleted, .arg = x});
+                                                       .deadline_ms = e2b_deadline(x->d), .done = deleted, .arg = x});
 }
 
 static void drop_found(void *arg, const struct found *found, size_t n, const struct sg_error *err)

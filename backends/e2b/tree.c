@@ -157,11 +157,15 @@ static size_t walk_data(void *arg, bool to_stderr, const char *bytes, size_t len
     return len;
 }
 
-static void walk_failed(void *arg, const struct sg_error *err)
+/* err NULL: all of it is in the pipe. */
+static void walk_ended(void *arg, const struct sg_error *err)
 {
     struct walk *w = arg;
 
-    sg_pipe_fail(w->out, err);
+    if (err)
+        sg_pipe_fail(w->out, err);
+    else
+        sg_pipe_close(w->out);
     sg_pipe_set_writer(w->out, NULL);
     walk_unref(w);
 }
@@ -172,16 +176,14 @@ static void walk_over(void *arg, int code, const struct sg_error *err)
     struct sg_error why = {0};
 
     if (err) {
-        e2b_blame(w->sb, err, walk_failed, w);
+        e2b_blame(w->sb, err, walk_ended, w);
         return;
     }
     if (code == E2B_FILE_FAILED)
         e2b_file_error(w->said.len ? w->said.data : "", w->said.len, &why);
     else if (code != 0)
         sg_error_set(&why, SG_PROVIDER_FAILED, "the sandbox cannot run what is needed for its files (status %d)", code);
-    else
-        sg_pipe_close(w->out);
-    walk_failed(w, &why);
+    walk_ended(w, why.code != SG_OK ? &why : NULL);
     sg_error_clear(&why);
 }
 

@@ -226,7 +226,7 @@ void pool_withdraw(struct slot *s);
 bool pool_is_drained(const struct pool *p);
 void pool_fail_waiters(struct pool *p, const struct sg_error *err);
 
-/* egress.c. Reactor only, but for reaches_out, env, check, of and report */
+/* egress.c. Reactor only, but for check and report */
 /* Starts the proxy of a sandbox. done comes unless g ends before, maybe at once. */
 int egress_listen(struct gen *g, void (*done)(struct gen *g, const struct sg_error *err), struct sg_error *err);
 void egress_end(struct gen *g);
@@ -236,7 +236,6 @@ int egress_watch(struct gen *g, struct sg_error *err);
  * thread in any case. */
 bool egress_settle(struct gen *g, enum sg_egress e, void (*done)(struct gen *g, const struct sg_error *err));
 int egress_check(const struct pool *p, const struct sg_sandbox_spec *spec, struct sg_error *err);
-/* The class that a lease has, of a spec that was checked. */
 void egress_report(const struct pool *p, struct sg_slot_pool_info *out);
 
 /* note.c. Reactor only */

@@ -528,10 +528,7 @@ static void gen_end(struct gen *g)
     (void)pthread_mutex_lock(&g->base.lock);
     struct sg_hold *hold = sg_steal(&g->hold);
     (void)pthread_mutex_unlock(&g->base.lock);
-    if (agent != NULL) {
-        sg_agent_close(agent);
-        sg_agent_unref(agent);
-    }
+    (void)sg_agent_end(agent);
     sg_hold_unref(hold);
     if (g->built.pidfd >= 0) { /* without waiting for the spawner to do it */
         (void)syscall(SYS_pidfd_send_signal, g->built.pidfd, SIGKILL, NULL, 0);

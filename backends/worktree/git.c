@@ -305,8 +305,7 @@ void sg_git_stop(struct sg_git *g)
     uint64_t id = g->agent_id;
     pthread_mutex_unlock(&g->lock);
     if (agent != NULL) {
-        sg_agent_close(agent);
-        sg_agent_unref(agent);
+        (void)sg_agent_end(agent);
         sg_host_kill(g->host, id);
     }
     pthread_mutex_lock(&g->lock);

@@ -157,11 +157,7 @@ static void begin_end(struct wt *w)
     if (w->phase >= WT_ENDING)
         return;
     w->phase = WT_ENDING;
-    struct sg_agent *agent = sg_agent_sandbox_take(&w->base, NULL);
-    if (agent != NULL) {
-        sg_agent_close(agent);
-        sg_agent_unref(agent);
-    }
+    (void)sg_agent_end(sg_agent_sandbox_take(&w->base, NULL));
     if (!w->started || w->gone) {
         to_cleaning(w);
         return;
@@ -193,8 +189,7 @@ static void lose(struct wt *w, const struct sg_error *why)
     struct sg_agent *agent = sg_agent_sandbox_take(&w->base, why);
     if (agent == NULL)
         return;
-    sg_agent_close(agent);
-    sg_agent_unref(agent);
+    (void)sg_agent_end(agent);
     sg_host_kill(sg_repos_host(w->d->repos), w->agent_id);
     if (w->base.sb.lost != NULL)
         w->base.sb.lost(w->base.sb.lost_arg, &w->base.sb, why);

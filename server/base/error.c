@@ -243,7 +243,7 @@ void sg_error_copy(struct sg_error *dst, const struct sg_error *src)
     }
     sg_error_clear(dst);
     *dst = *src;
-    sg_json_ref(dst->members);
+    dst->members = json_deep_copy(src->members); /* whoever has a copy may add to it */
 }
 
 void sg_error_clear(struct sg_error *err)

@@ -115,7 +115,7 @@ int sg_error_retry_after(struct sg_error *err, int seconds);
 /* Adds a member for the problem document; steals value (NULL is ignored). */
 void sg_error_member(struct sg_error *err, const char *name, struct json_t *value);
 
-/* Deep copy (members shared by reference count) for handing an error to another thread. */
+/* Deep copy: for handing an error to another thread, or for adding to it. */
 void sg_error_copy(struct sg_error *dst, const struct sg_error *src);
 
 /* Releases members and zeroes err. */

@@ -32,15 +32,17 @@ char *sg_archives_path(const struct sg_archives *a, const char *id)
 
 /* ---- what is old or too much goes ---- */
 
-static void remove_kept(struct sg_archives *a, const char *id)
+/* done: MAY be NULL; once there is no row any more. -1: nothing happened. */
+static int remove_kept(struct sg_archives *a, const char *id, const struct sg_store_done *done, struct sg_error *err)
 {
     sg_cleanup(sg_free_p) char *path = sg_archives_path(a, id);
     struct sg_store_op *op = sg_store_op_new();
 
     sg_store_op_not_kept(op, id);
-    if (sg_store_submit(a->s->parts.store, op, SG_STORE_LAZY, NULL, NULL) < 0)
-        return; /* read-only: the next turn tries again */
+    if (sg_store_submit(a->s->parts.store, op, SG_STORE_LAZY, done, err) < 0)
+        return -1;
     (void)unlink(path);
+    return 0;
 }
 
 static const struct sg_archive_plan *plan_of(const struct sg_archives *a, const char *pool)
@@ -97,7 +99,7 @@ static void prune_once(struct sg_archives *a)
         if (rows[i].state != SG_KEPT_READY || rows[i].ref[0])
             sg_held_prune(a, &rows[i], old);
         else if (old || (rows[i].kind == SG_KEPT_ARCHIVE && beyond_plan(a, &p, &rows[i])))
-            remove_kept(a, rows[i].id);
+            (void)remove_kept(a, rows[i].id, NULL, NULL); /* read-only: the next turn tries again */
     }
     HASH_ITER(hh, p.slots, t, next)
     {
@@ -296,7 +298,7 @@ static void written_down(void *arg, const struct sg_error *err)
     struct keeping *k = arg;
 
     if (err) /* the file has no row: nobody can find it */
-        remove_kept(k->a, k->kept.id);
+        (void)remove_kept(k->a, k->kept.id, NULL, NULL);
     else
         sg_archives_prune(k->a);
     sg_keeping_ended(k, err);
@@ -602,18 +604,13 @@ static void forgotten(void *arg, const struct sg_error *err)
 
 static int forget(struct sg_archives *a, const char *id, const struct sg_kept_gone *done, struct sg_error *err)
 {
-    sg_cleanup(sg_free_p) char *path = sg_archives_path(a, id);
-    struct sg_store_op *op = sg_store_op_new();
     struct sg_kept_gone *told = sg_xcalloc(1, sizeof *told);
 
     *told = *done;
-    sg_store_op_not_kept(op, id);
-    if (sg_store_submit(a->s->parts.store, op, SG_STORE_LAZY, &(struct sg_store_done){.fn = forgotten, .arg = told}, err) < 0) {
-        free(told);
-        return -1;
-    }
-    (void)unlink(path);
-    return 0;
+    if (remove_kept(a, id, &(struct sg_store_done){.fn = forgotten, .arg = told}, err) == 0)
+        return 0;
+    free(told);
+    return -1;
 }
 
 int sg_service_kept_drop(struct sg_service *s, const struct sg_principal *who, enum sg_kept_kind kind, const char *id,

@@ -32,8 +32,6 @@ static void fail(struct apply *p, const char *stage, const char *field, const st
     if (why->code == SG_CANCELLED || why->code == SG_LEASE_GONE || why->code == SG_SANDBOX_LOST ||
         why->code == SG_MANIFEST_FAILED || status >= 500) {
         sg_error_copy(&err, why);
-        err.members = json_deep_copy(why->members); /* those of the other are not ours to change */
-        sg_json_unref(why->members);
     } else {
         sg_error_field(&err, SG_MANIFEST_FAILED, field, "%s: %s", field, why->message);
         sg_error_reason(&err, sg_code_name(why->code));

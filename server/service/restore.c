@@ -33,8 +33,6 @@ static void fail(struct restore *r, const struct sg_error *why)
 
     if (why->code == SG_CANCELLED || why->code == SG_LEASE_GONE || why->code == SG_SANDBOX_LOST || status >= 500) {
         sg_error_copy(&err, why);
-        err.members = json_deep_copy(why->members); /* those of the other are not ours to change */
-        sg_json_unref(why->members);
     } else {
         sg_error_field(&err, SG_MANIFEST_FAILED, "manifest.snapshot", "manifest.snapshot: %s", why->message);
         sg_error_reason(&err, why->reason[0] ? why->reason : sg_code_name(why->code));

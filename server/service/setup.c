@@ -134,8 +134,6 @@ static void fail_unknown(struct setup *p, const struct sg_error *why)
     struct sg_error err = {0};
 
     sg_error_copy(&err, why);
-    err.members = json_deep_copy(why->members); /* those of the other are not ours to change */
-    sg_json_unref(why->members);
     sg_error_member(&err, "stage", json_string("sandbox_cmd"));
     sg_error_member(&err, "index", json_integer((json_int_t)p->at));
     sg_error_member(&err, "cmd", sg_json_ref(cmd));
@@ -197,8 +195,6 @@ static void fail_services(struct setup *p, json_t *entry)
     struct sg_error err = {0};
 
     sg_error_copy(&err, &p->services_why);
-    err.members = json_deep_copy(p->services_why.members);
-    sg_json_unref(p->services_why.members);
     add_members(p, entry, &err);
     sg_error_member(&err, "stage", json_string("services"));
     setup_end(p, &err);
