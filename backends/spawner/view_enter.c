@@ -42,6 +42,9 @@ static int map_user(unsigned uid, unsigned gid, struct sg_error *err)
 const char *const sg_view_system_dirs[SG_VIEW_SYSTEM_DIRS] = {"usr",   "bin",   "sbin",  "lib",
                                                               "lib32", "lib64", "libx32"};
 
+/* Where bubblewrap puts together what it then changes to: the state directory need not lie below it. */
+#define BWRAP_PLACE "/tmp"
+
 static int make_dirs(const char *root, const char *path, struct sg_error *err)
 {
     sg_cleanup(sg_free_p) char *whole = sg_xasprintf("%s%s", root, path);
@@ -137,7 +140,7 @@ static int make_root(const struct sg_daemon_args *a, struct sg_error *err)
         mount(NULL, PLACE, NULL, MS_PRIVATE, NULL) < 0) {
         return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot mount a tmpfs");
     }
-    if (make_dirs(PLACE, SG_VIEW_OWN, err) < 0 || show_system(err) < 0 ||
+    if (make_dirs(PLACE, SG_VIEW_OWN, err) < 0 || make_dirs(PLACE, BWRAP_PLACE, err) < 0 || show_system(err) < 0 ||
         show_configured(a, err) < 0 || mount_proc(err) < 0) {
         return -1;
     }

@@ -188,14 +188,14 @@ def users():
 
 
 class Server:
-    """config: a dict (YAML is a superset of JSON). user: run as this user id instead of our own."""
+    """config: a dict (YAML is a superset of JSON). user: run as this user id instead of our own. where: a directory for its own."""
 
-    def __init__(self, config=None, env=None, user=None, args=(), binary=None, policy=None):
+    def __init__(self, config=None, env=None, user=None, args=(), binary=None, policy=None, where=None):
         self.policy = policy or {}  # what every selection has in its policy that does not say otherwise
         self.config, self.env, self.user, self.args = copy.deepcopy(config or {}), env or {}, user, list(args)
         self.uid_base = self.config.setdefault("local_bwrap", {}).setdefault("uid_base", users())
         self.binary = binary or BIN
-        self.dir = tempfile.mkdtemp(prefix="sandgate-test-")
+        self.dir = tempfile.mkdtemp(prefix="sandgate-test-", dir=where)
         os.chmod(self.dir, 0o755)
         self.state = os.path.join(self.dir, "state")
         self.log_path = os.path.join(self.dir, "log")

@@ -669,6 +669,17 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path):
     taken.close()
 
 
+@pytest.mark.parametrize("kind,disk", [(kind, disk) for kind in server_kinds() for disk in ("tmpfs", "dir")])
+def test_the_state_directory_may_be_anywhere(kind, disk):
+    """Also where /tmp is not on the way to it, as /var/lib/sandgate."""
+    with Server({"local_bwrap": {"size": 1, "disk": disk}}, where="/var/tmp", user=account(kind)) as s:
+        s.wait_slots(1)
+        c = s.client()
+        lease = c.lease()
+        assert c.exec(lease, "echo x > /tmp/x; cat /tmp/x; ls -A /workspace")["stdout"] == "x\n"
+        c.terminate(lease)
+
+
 def test_signals_at_any_moment_of_the_start(soak):
     rng = random.Random(17)
     for _ in range(30 if soak else 8):
