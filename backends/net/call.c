@@ -370,7 +370,7 @@ static CURLcode set_proxy(struct sg_net_call *c)
     }
     rc |= curl_easy_setopt(c->easy, CURLOPT_HTTPPROXYTUNNEL, 1L);
     rc |= curl_easy_setopt(c->easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
-    rc |= curl_easy_setopt(c->easy, CURLOPT_HEADEROPT, CURLHEADER_SEPARATE); /* ours are not the proxy's */
+    rc |= curl_easy_setopt(c->easy, CURLOPT_HEADEROPT, (long)CURLHEADER_SEPARATE); /* ours are not the proxy's */
     if (k->proxy_auth != NULL) {
         rc |= curl_easy_setopt(c->easy, CURLOPT_PROXYUSERPWD, sg_secret_expose(k->proxy_auth, NULL));
     }
@@ -385,7 +385,7 @@ static CURLcode set_origin(struct sg_net_call *c)
     CURLcode rc = curl_easy_setopt(c->easy, CURLOPT_URL, url);
     rc |= curl_easy_setopt(c->easy, CURLOPT_PATH_AS_IS, 1L);
     rc |= curl_easy_setopt(c->easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    rc |= curl_easy_setopt(c->easy, CURLOPT_SSLVERSION, CURL_SSLVERSION_TLSv1_2);
+    rc |= curl_easy_setopt(c->easy, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
     if (k->socket != NULL) {
         rc |= curl_easy_setopt(c->easy, CURLOPT_UNIX_SOCKET_PATH, k->socket);
     }

@@ -177,8 +177,11 @@ def check_calls_in(path, text):
         if name in why and not any(path.startswith(p) and name == n for p, n in ALLOWED_CALLS):
             yield f"{where}: {name}: {why[name]}"
         flag = BIRTHS.get(name)
-        if flag and flag not in arguments(code, m.end() - 1) and (path, name) not in ALLOWED_BIRTHS:
+        given = arguments(code, m.end() - 1)
+        if flag and flag not in given and (path, name) not in ALLOWED_BIRTHS:
             yield f"{where}: {name} without {flag}"
+        if name == "curl_easy_setopt" and re.search(r",\s*CURL(?!OPT_)\w+$", given):
+            yield f"{where}: a bare {given.split()[-1]}: it is a long for some releases of curl and an enum for others, which refuse it"
 
 
 def check_calls():
