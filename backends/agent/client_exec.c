@@ -332,7 +332,7 @@ static void exited(struct sg_agent_exec *x, uint32_t status, uint32_t signo)
     x->exit.returncode = (int)status;
     x->exit.signal = (int)signo;
     x->exit.duration_us = sg_now_us() - x->start_us;
-    if (signo == SIGKILL && x->kill_sent)
+    if ((signo == SIGKILL || signo == SIGTERM) && x->kill_sent) /* git is asked to end before it is killed */
         x->exit.killed_by = (enum sg_killed_by)atomic_load(&x->why);
     else if (signo == SIGKILL && (x->agent->oom_id == x->call.id || (x->tree.oom != NULL && x->tree.oom(x->tree.arg))))
         x->exit.killed_by = SG_KILLED_OOM;

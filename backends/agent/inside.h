@@ -110,15 +110,21 @@ struct kin {
 int kin_open(struct kin *k);
 /* Calls fn for one after the other until it is true. */
 bool kin_each(struct kin *k, bool (*fn)(void *arg, pid_t pid), void *arg);
-/* Sends signo to every descendant of this process; SIGSTOP only to those that run. Not to the n processes in spare, nor to what descends
- * from them. True when there was anybody to send it to. */
-bool kin_signal(struct kin *k, int signo, const pid_t *spare, size_t n);
-/* Asks those of them that are git to end: killed outright it would leave its locks in a repository, for ever and in everybody's way. True when
- * there were any. */
-bool kin_ask_git(struct kin *k, const pid_t *spare, size_t n);
-#define KIN_GIT_MS 240 /* how long it may take them */
-/* Passes with which a bomb is frozen before it is killed, so that it cannot outgrow the killing; and the longest wait between passes. */
+/* Kills every descendant of this process but the n processes in spare and what descends from them. True when there was any. */
+bool kin_kill(struct kin *k, const pid_t *spare, size_t n);
+/* Before they are killed: stops them, so that a bomb cannot outgrow the killing, but for those that are git: killed outright it would leave its
+ * locks in a repository, for ever and in everybody's way. It may end by itself, and is asked to end then (which leaves a lock that is being
+ * made at that moment). One pass; true: once more, and after a while if c->git. */
+struct kin_calm { /* begins with zeros */
+    int64_t git_ms; /* when the first git was seen; 0: there was none */
+    unsigned passes;
+    bool git; /* of the latest pass: there are some to wait for */
+};
+bool kin_calm(struct kin *k, struct kin_calm *c, const pid_t *spare, size_t n);
+#define KIN_GIT_ALONE_MS 200
+#define KIN_GIT_MS 2000 /* then it is killed like any other */
 #define KIN_STOP_PASSES 8
+/* The longest wait between passes. */
 #define KIN_PASS_WAIT_MS 20
 /* Reaps what has died; reaped (MAY be NULL) hears of each. True when no child is left. */
 bool kin_reap(void (*reaped)(void *arg, pid_t pid, int status), void *arg);

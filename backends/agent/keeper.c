@@ -35,7 +35,8 @@ struct keeper {
     struct kin kin;
     struct kept kept[SG_KEEPER_AGENTS_MAX];
     bool sweeping; /* something may be left of an agent that has died */
-    int pass, asked;
+    struct kin_calm calm;
+    bool calming;
     bool blocked; /* the server does not read */
 };
 
@@ -132,6 +133,13 @@ static void __attribute__((noreturn)) become_agent(struct keeper *k, int sock, i
     _exit(EXIT_SETUP);
 }
 
+/* Again, if one is under way already: but what there is for git ends when it did. */
+static void begin_sweep(struct keeper *k)
+{
+    k->calm = (struct kin_calm){.git_ms = k->sweeping ? k->calm.git_ms : 0};
+    k->calming = k->sweeping = true;
+}
+
 static void start(struct keeper *k, uint64_t id, int sock, int root)
 {
     struct kept *e = find(k, 0);
@@ -142,7 +150,7 @@ static void start(struct keeper *k, uint64_t id, int sock, int root)
         become_agent(k, sock, root);
     if (e->pid < 0) {
         *e = (struct kept){.id = id, .status = errno};
-        k->sweeping = true;
+        begin_sweep(k);
     }
 }
 
@@ -155,8 +163,7 @@ static void reaped(void *arg, pid_t pid, int status)
             continue;
         e->pid = 0;
         e->status = WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SETUP ? ENOEXEC : 0;
-        k->sweeping = true;
-        k->pass = k->asked = 0;
+        begin_sweep(k);
     }
 }
 
@@ -176,15 +183,10 @@ static bool sweep(struct keeper *k)
 {
     static pid_t spare[SG_KEEPER_AGENTS_MAX];
     size_t n = living(k, spare);
-    if (k->asked < KIN_GIT_MS / KIN_PASS_WAIT_MS && kin_ask_git(&k->kin, spare, n)) {
-        k->asked++;
-        return false;
-    }
-    for (; k->pass < KIN_STOP_PASSES; k->pass++)
-        if (!kin_signal(&k->kin, SIGSTOP, spare, n))
-            break;
-    k->pass = KIN_STOP_PASSES;
-    return !kin_signal(&k->kin, SIGKILL, spare, n);
+    k->calming = k->calming && kin_calm(&k->kin, &k->calm, spare, n);
+    while (k->calming && !k->calm.git)
+        k->calming = kin_calm(&k->kin, &k->calm, spare, n);
+    return !k->calming && !kin_kill(&k->kin, spare, n);
 }
 
 static void report(struct keeper *k)

@@ -11,6 +11,7 @@
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SCAN_MAX 32768U /* processes looked at in one pass; what is beyond comes in a later one */
@@ -21,7 +22,7 @@ enum side { UNKNOWN, OURS, OTHERS };
 struct process {
     pid_t pid, parent;
     unsigned char side;
-    bool stopped, git;
+    bool stopped, dead, git;
 };
 
 /* ---- reading ---- */
@@ -33,7 +34,8 @@ static bool parse_stat(const char *text, struct process *p)
         return false;
     const char *name = strchr(text, '(');
     p->git = name != NULL && strncmp(name, "(git", 4) == 0;
-    p->stopped = s[2] == 'T' || s[2] == 'Z' || s[2] == 'X';
+    p->dead = s[2] == 'Z' || s[2] == 'X';
+    p->stopped = s[2] == 'T' || p->dead;
     p->parent = 0;
     for (s += 4; *s >= '0' && *s <= '9'; s++)
         p->parent = p->parent * 10 + (*s - '0');
@@ -91,6 +93,13 @@ static size_t scan(struct kin *k)
                 n++;
         }
     }
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
 /* ---- sorting out ---- */
@@ -169,31 +178,51 @@ bool kin_each(struct kin *k, bool (*fn)(void *arg, pid_t pid), void *arg)
     return false;
 }
 
-bool kin_ask_git(struct kin *k, const pid_t *spare, size_t n_spare)
+/* Some wait for those that they began, so these go on. */
+static bool is_child_of_git(struct kin *k, size_t n, const struct process *p)
 {
-    size_t n = 0;
-    bool any = false;
-    (void)look(k, spare, n_spare, &n);
-    for (size_t p = 0; p < n; p++) {
-        if (k->all[p].side != OURS || !k->all[p].git || k->all[p].stopped)
-            continue;
-        any = true;
-        kill(k->all[p].pid, SIGTERM);
-    }
-    return any;
+    const struct process *parent = find(k, n, p->parent);
+    return parent != NULL && parent->side == OURS && parent->git && !parent->dead;
 }
 
-bool kin_signal(struct kin *k, int signo, const pid_t *spare, size_t n_spare)
+bool kin_calm(struct kin *k, struct kin_calm *c, const pid_t *spare, size_t n_spare)
+{
+    size_t n = 0;
+    bool whole = look(k, spare, n_spare, &n), running = false;
+    int64_t now = now_ms(), since_ms = c->git_ms != 0 ? now - c->git_ms : 0;
+    bool wait = since_ms < KIN_GIT_MS;
+    c->git = false;
+    for (size_t i = 0; i < n; i++) {
+        const struct process *p = &k->all[i];
+        if (p->side != OURS || p->dead)
+            continue;
+        if (wait && p->git) {
+            c->git = true;
+            if (since_ms >= KIN_GIT_ALONE_MS)
+                kill(p->pid, SIGTERM);
+            if (p->stopped)
+                kill(p->pid, SIGCONT);
+        } else if (!p->stopped && !(wait && is_child_of_git(k, n, p))) {
+            running = true;
+            kill(p->pid, SIGSTOP);
+        }
+    }
+    if (c->git && c->git_ms == 0)
+        c->git_ms = now;
+    return c->git || ((running || !whole) && c->passes++ < KIN_STOP_PASSES);
+}
+
+bool kin_kill(struct kin *k, const pid_t *spare, size_t n_spare)
 {
     size_t n = 0;
     bool any = false, whole = false;
     for (int i = 0; i < TORN_MAX && !any && !whole; i++) {
         whole = look(k, spare, n_spare, &n);
         for (size_t p = 0; p < n; p++) {
-            if (k->all[p].side != OURS || (signo == SIGSTOP && k->all[p].stopped))
+            if (k->all[p].side != OURS)
                 continue;
             any = true;
-            kill(k->all[p].pid, signo);
+            kill(k->all[p].pid, SIGKILL);
         }
     }
     return any;
@@ -218,21 +247,17 @@ bool kin_reap(void (*reaped)(void *arg, pid_t pid, int status), void *arg)
 void kin_kill_all(struct kin *k, int signals, int patience_ms, void (*reaped)(void *arg, pid_t pid, int status), void *arg)
 {
     struct signalfd_siginfo info;
-    for (int i = 0; i < KIN_GIT_MS / KIN_PASS_WAIT_MS && !kin_reap(reaped, arg) && kin_ask_git(k, NULL, 0); i++) {
+    struct kin_calm calm = {0};
+    bool calming = true;
+    while (!kin_reap(reaped, arg) && patience_ms > 0) {
         struct pollfd p = {.fd = signals, .events = POLLIN};
-        poll(&p, 1, KIN_PASS_WAIT_MS);
         while (read(signals, &info, sizeof info) > 0)
             ;
-    }
-    for (int pass = 0; !kin_reap(reaped, arg) && patience_ms > 0; pass++) {
-        while (read(signals, &info, sizeof info) > 0)
-            ;
-        if (pass < KIN_STOP_PASSES && kin_signal(k, SIGSTOP, NULL, 0))
-            continue;
-        pass = KIN_STOP_PASSES;
-        kin_signal(k, SIGKILL, NULL, 0);
-        struct pollfd p = {.fd = signals, .events = POLLIN};
-        if (poll(&p, 1, KIN_PASS_WAIT_MS) == 0)
-            patience_ms -= KIN_PASS_WAIT_MS;
+        calming = calming && kin_calm(k, &calm, NULL, 0);
+        if (!calming)
+            (void)kin_kill(k, NULL, 0);
+        int wait_ms = calming && !calm.git ? 0 : KIN_PASS_WAIT_MS;
+        if (poll(&p, 1, wait_ms) == 0)
+            patience_ms -= wait_ms;
     }
 }

@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 from conftest import server_kinds
-from harness import Server, wait_until
+from harness import SLOW, Server, wait_until
 from repos import Repo, processes_with
 
 
@@ -170,16 +170,48 @@ def test_many_at_once(server, repo):
 def test_a_lock_of_somebody_else_is_waited_for(client, repo):
     """Commands hold the locks that making and removing a worktree need, again and again."""
     busy = client.lease()
-    client.post(f"/leases/{busy}/exec", {"command": "until [ -e enough ]; do git pack-refs --all; git update-ref refs/heads/busy HEAD; git update-ref -d refs/heads/busy; done",
+    client.post(f"/leases/{busy}/exec", {"command": "while :; do git pack-refs --all; git update-ref refs/heads/busy HEAD; git update-ref -d refs/heads/busy; done",
                                          "detach": True, "exec_id": "busy"})
     for _ in range(10):
         client.terminate(client.lease())
-    # A git that is killed leaves its lock, which is then nobody's to wait for.
-    assert client.put(f"/leases/{busy}/files?path=enough").status == 201
-    wait_until(lambda: client.get(f"/leases/{busy}/exec/busy").json()["state"] == "finished", 20)
+    client.delete(f"/leases/{busy}/exec/busy")
     client.terminate(busy)
     repo.sh("git update-ref -d refs/heads/busy || true")
     assert "sandgate/" not in repo.git("for-each-ref")
+
+
+def locks(repo):
+    return [os.path.join(dir, f) for dir, _, files in os.walk(os.path.join(repo.path, ".git")) for f in files if f.endswith((".lock", ".new"))]
+
+
+def test_git_that_is_killed_leaves_no_lock(client, repo):
+    """Killed while one git follows the other, each with locks of what all worktrees share."""
+    loop = "for i in 1 2 3 4; do (while :; do git update-ref refs/heads/b$i HEAD; git pack-refs --all; git update-ref -d refs/heads/b$i; git commit -q --allow-empty -m x; done) & done; wait"
+    for how in ("timeout", "delete", "end"):
+        id = client.lease(env=IDENTITY)
+        if how == "timeout":
+            assert client.exec(id, loop, timeout=0.4)["killed_by"] == "timeout"
+        else:
+            client.post(f"/leases/{id}/exec", {"command": loop, "detach": True, "exec_id": "busy"})
+            wait_until(lambda: "b1" in repo.git("for-each-ref"))
+            if how == "delete":
+                client.delete(f"/leases/{id}/exec/busy")
+                wait_until(lambda: client.get(f"/leases/{id}/exec/busy").json()["state"] == "killed")
+        if how != "end":
+            wait_until(lambda: locks(repo) == [], 5, f"the end of all locks after {how}")
+        client.terminate(id)
+        assert locks(repo) == [], how
+    repo.sh("for i in 1 2 3 4; do git update-ref -d refs/heads/b$i; done")
+    assert "sandgate/" not in repo.git("for-each-ref")
+
+
+def test_git_that_is_asked_to_end_was_killed(client, lease):
+    """Also one that waits for what it began, and one that does not want to."""
+    r = client.exec(lease, ["git", "-c", "alias.x=!sleep 1000", "x"], timeout=0.2)
+    assert (r["killed_by"], r["timed_out"], r["returncode"]) == ("timeout", True, None) and r["duration_seconds"] < 2 * SLOW, r
+    client.exec(lease, "printf '#!/bin/sh\\ntrap \"\" TERM\\nwhile :; do sleep 0.1; done\\n' > gitty && chmod +x gitty")
+    r = client.exec(lease, ["./gitty"], timeout=0.2)
+    assert (r["killed_by"], r["signal"]) == ("timeout", "SIGKILL"), r
 
 
 # ---- the end ----
