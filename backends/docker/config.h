@@ -34,6 +34,13 @@ struct sg_docker_config {
     int64_t orphan_grace_ms;                 /* how long a container waits for a server before it ends */
 };
 
+#define SG_DOCKER_HOST_FORM "unix:///PATH, tcp://HOST:PORT or https://HOST:PORT"
+
+bool sg_docker_host_valid(const char *s);
+
+/* Do the settings go together? No I/O. The error's field is the key, such as "docker.image", and its message does not repeat that. */
+int sg_docker_config_check(const struct sg_docker_config *c, struct sg_error *err);
+
 /* Are agents reached through the engine? Then there are no terminals, for one. */
 bool sg_docker_is_far(const struct sg_docker_config *c);
 

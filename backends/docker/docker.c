@@ -262,58 +262,6 @@ static const struct sg_driver_ops docker_ops = {
     .free = driver_free,
 };
 
-static int check_tls(const struct sg_docker_config *c, struct sg_error *err)
-{
-    bool plain = strncmp(c->host, "unix://", 7) == 0 || strncmp(c->host, "http://", 7) == 0;
-    if (plain && (c->tls_ca != NULL || c->tls_cert != NULL || c->tls_key != NULL)) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "docker.tls_ca", "docker.tls_ca, tls_cert and tls_key are for tcp:// and https://, not for %s",
-                              c->host);
-    }
-    if ((c->tls_cert != NULL) != (c->tls_key != NULL)) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "docker.tls_key", "docker.tls_cert and docker.tls_key are for each other: name both");
-    }
-    return 0;
-}
-
-/* There is no directory that this server and the engine's host both see, as far as is known. */
-static bool is_elsewhere(const struct sg_docker_config *c)
-{
-    return strncmp(c->host, "unix://", 7) != 0 && c->host_dir == NULL;
-}
-
-bool sg_docker_is_far(const struct sg_docker_config *c)
-{
-    return c->agent == SG_DOCKER_AGENT_ENGINE || (c->agent == SG_DOCKER_AGENT_AUTO && is_elsewhere(c));
-}
-
-static int check_config(const struct sg_docker_config *c, struct sg_error *err)
-{
-    if (c->image == NULL && (c->images_allowed == NULL || c->images_allowed[0] == NULL)) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "docker.image", "name an image for containers (docker.image, or docker.images_allowed)");
-    }
-    static const char *const schemes[] = {"unix:///", "tcp://", "http://", "https://"};
-    bool known = false;
-    for (size_t i = 0; i < SG_COUNT_OF(schemes); i++) {
-        known = known || strncmp(c->host, schemes[i], strlen(schemes[i])) == 0;
-    }
-    if (!known) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "docker.host", "docker.host is unix:///PATH, tcp://HOST:PORT or https://HOST:PORT");
-    }
-    if (check_tls(c, err) < 0) {
-        return -1;
-    }
-    if (sg_docker_is_far(c) && c->egress == SG_EGRESS_RESTRICTED) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "docker.egress",
-                              "docker.egress restricted needs a directory that the engine's host shares with this server: docker.agent share, with agent_host_dir");
-    }
-    if (c->agent == SG_DOCKER_AGENT_SHARE && is_elsewhere(c)) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "docker.agent_host_dir",
-                              "docker.agent share, with an engine that is reached over the network: say where it sees %s (docker.agent_host_dir), or use engine",
-                              c->dir);
-    }
-    return 0;
-}
-
 /* Containers get the program from here: the server's own may lie where the engine's host does not see it. */
 static int place_agent(const struct sg_docker_config *c, struct sg_error *err)
 {
@@ -388,7 +336,7 @@ static int open_engine(struct docker *d, struct sg_error *err)
 
 int sg_docker_new(const struct sg_docker_config *c, const struct sg_docker_parts *parts, struct sg_driver **ret, struct sg_error *err)
 {
-    if (check_config(c, err) < 0) {
+    if (sg_docker_config_check(c, err) < 0) {
         return -1;
     }
     struct docker *d = sg_xcalloc(1, sizeof *d);

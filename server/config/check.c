@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <strings.h>
 
+#include "backends/docker/config.h"
 #include "backends/egress/lease.h"
 #include "backends/local_bwrap/local_bwrap.h"
 #include "backends/registry.h"
@@ -92,6 +93,17 @@ bool conf_valid_proxy(const char *s)
     }
     int n = snprintf(rest, sizeof rest, "%s%s", scheme, at != NULL ? at + 1 : s + sizeof scheme - 1);
     return n > 0 && n < (int)sizeof rest && strchr(rest + sizeof scheme - 1, '/') == NULL && conf_valid_url(rest);
+}
+
+bool conf_valid_image(const char *s)
+{
+    return *s != '\0' && strlen(s) < 512 && strpbrk(s, " \t\r\n") == NULL;
+}
+
+bool conf_valid_container_user(const char *s)
+{
+    uint32_t uid, gid;
+    return sg_docker_user_parse(s, &uid, &gid);
 }
 
 /* HOST:PORT, [V6]:PORT or :PORT; the host goes to out. */
@@ -243,6 +255,25 @@ static int check_pools(const struct sg_config *c, struct sg_error *err)
     return 0;
 }
 
+/* What only matters to who uses it. */
+static int check_docker_parts(const struct sg_config *c, struct sg_error *err)
+{
+    const struct sg_docker_config parts = {.host = c->docker.host,
+                                           .tls_ca = c->docker.tls_ca,
+                                           .tls_cert = c->docker.tls_cert,
+                                           .tls_key = c->docker.tls_key,
+                                           .host_dir = c->docker.agent_host_dir,
+                                           .agent = c->docker.agent,
+                                           .egress = c->docker.egress};
+    struct sg_error why = {0};
+    if (sg_docker_config_check(&parts, &why) < 0) {
+        (void)refuse(c, why.field, err, "%s", why.message);
+        sg_error_clear(&why);
+        return -1;
+    }
+    return 0;
+}
+
 static int check_docker(const struct sg_config *c, struct sg_error *err)
 {
     struct sg_error why = {0};
@@ -305,7 +336,10 @@ static int check_backend(const struct sg_config *c, const char *name, struct sg_
     if (sg_streq(name, "worktree") && c->worktree.n == 0) {
         return refuse(c, "backends.enabled", err, "worktree needs worktree.repos");
     }
-    return 0;
+    if (sg_streq(name, "docker") && c->docker.image == NULL && sg_config_count(c->docker.images_allowed) == 0) {
+        return refuse(c, "backends.enabled", err, "docker needs docker.image or docker.images_allowed: an image for containers");
+    }
+    return sg_streq(name, "docker") ? check_docker_parts(c, err) : 0;
 }
 
 static int check_backends(const struct sg_config *c, struct sg_error *err)

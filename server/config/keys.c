@@ -2,6 +2,7 @@
  * of the README's table. */
 #include <stdio.h>
 
+#include "backends/docker/config.h"
 #include "base/buf.h"
 #include "config/priv.h"
 
@@ -36,6 +37,7 @@ static const char *const capabilities[] = {"file_rw", "exec", "network", "gpu", 
 #define NAME .valid = conf_valid_name, .expected = "a name of letters, digits, '.', '_' and '-'"
 #define PATH .valid = conf_valid_path, .expected = "an absolute path"
 #define URL .valid = conf_valid_url, .expected = "an http or https URL"
+#define IMAGE .valid = conf_valid_image, .expected = "the name of an image"
 #define LISTEN .valid = conf_valid_listen, .expected = "HOST:PORT"
 
 static const struct conf_key token_keys[] = {
@@ -237,13 +239,14 @@ static const struct conf_key top_keys[] = {
      RANGE(1, 1024 * GIB), .help = "most bytes of each of the two"},
 
     {.section = "docker", .name = "host", .type = CONF_STRING, TOP(docker.host), .def = "unix:///var/run/docker.sock",
+     .valid = sg_docker_host_valid, .expected = SG_DOCKER_HOST_FORM,
      .help = "the engine's API: unix:///PATH, tcp://HOST:PORT or https://HOST:PORT"},
     {.section = "docker", .name = "tls_ca", .type = CONF_STRING, TOP(docker.tls_ca), PATH,
      .help = "certificates (PEM) that the engine's is checked with; with this or the next, tcp:// means TLS"},
     {.section = "docker", .name = "tls_cert", .type = CONF_STRING, TOP(docker.tls_cert), PATH, .help = "this server's own certificate (PEM)"},
     {.section = "docker", .name = "tls_key", .type = CONF_STRING, TOP(docker.tls_key), PATH, .help = "its key (PEM)"},
-    {.section = "docker", .name = "image", .type = CONF_STRING, TOP(docker.image), .help = "image of a lease that names none"},
-    {.section = "docker", .name = "images_allowed", .type = CONF_STRINGS, TOP(docker.images_allowed),
+    {.section = "docker", .name = "image", .type = CONF_STRING, TOP(docker.image), IMAGE, .help = "image of a lease that names none"},
+    {.section = "docker", .name = "images_allowed", .type = CONF_STRINGS, TOP(docker.images_allowed), IMAGE,
      .help = "images a lease may name, besides that one"},
     {.section = "docker", .name = "pull", .type = CONF_BOOL, TOP(docker.pull), .def = "true", .help = "pull an image that the engine lacks"},
     {.section = "docker", .name = "pull_timeout", .type = CONF_DURATION, TOP(docker.pull_timeout_ms), .def = "10m", RANGE(SECOND, DAY),
@@ -254,6 +257,7 @@ static const struct conf_key top_keys[] = {
     {.section = "docker", .name = "agent_host_dir", .type = CONF_STRING, TOP(docker.agent_host_dir), PATH,
      .help = "where the engine's host sees `docker` in the state directory, if not there: for a server that is in a container itself"},
     {.section = "docker", .name = "user", .type = CONF_STRING, TOP(docker.user), .def = "1000:1000",
+     .valid = conf_valid_container_user, .expected = "two numbers above 0, such as 1000:1000, a user and a group other than root,",
      .help = "user and group that commands run as, two numbers"},
     {.section = "docker", .name = "memory_max", .type = CONF_SIZE, TOP(docker.memory_max), .def = "1GiB",
      RANGE(0, 4096 * GIB), .help = "memory of a container, its disk included; 0: no limit"},

@@ -124,6 +124,8 @@ bool conf_valid_domain(const char *s);
 bool conf_valid_path(const char *s);
 bool conf_valid_name(const char *s);
 bool conf_valid_pool_name(const char *s);
+bool conf_valid_image(const char *s);
+bool conf_valid_container_user(const char *s);
 bool conf_valid_sha256(const char *s);
 
 #endif

@@ -156,9 +156,9 @@ static int number(const struct storing *s, const struct conf_node *n, int64_t *r
         return bad(s, n, "%s is expected", what);
     }
     if (*ret < k->min || *ret > k->max) {
-        const char *unit = k->type == CONF_DURATION ? " (milliseconds)" : k->type == CONF_SIZE ? " (bytes)"
-                           : k->type == CONF_MILLI ? " (thousandths)" : k->type == CONF_USD ? " (micro-dollars)" : "";
-        return bad(s, n, "must be from %lld to %lld%s", (long long)k->min, (long long)k->max, unit);
+        double unit = k->type == CONF_USD ? 1e6 : k->type == CONF_DURATION || k->type == CONF_MILLI ? 1e3 : 1;
+        return bad(s, n, "must be from %.12g to %.12g%s", (double)k->min / unit, (double)k->max / unit,
+                   k->type == CONF_DURATION ? " seconds" : k->type == CONF_SIZE ? " bytes" : k->type == CONF_USD ? " dollars" : "");
     }
     return 0;
 }

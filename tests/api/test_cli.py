@@ -203,7 +203,12 @@ def test_receipts(server, tmp_path):
     ("exec:\n  timeout_max: -3s\n", 2, "exec.timeout_max"), ("server:\n  listen: 0.0.0.0:80\n", 2, "server.listen"),
     ("# comment\n\nlocal_bwrap:\n  size: 4\n  size: 5\n", 5, "size"), ("local_bwrap:\n  disk_max: 3 parsecs\n", 2, "local_bwrap.disk_max"),
     ("auth:\n  tokens:\n    - {name: a, sha256: zz, tenant: t, role: admin}\n", 3, "auth.tokens[0].sha256"), ("local_bwrap: [\n", 2, ""),
-    ("backends:\n  enabled: [local_bwrap, nope]\n", 2, "backends.enabled"),
+    ("backends:\n  enabled: [local_bwrap, nope]\n", 2, "backends.enabled"), ("local_bwrap:\n  cpu_max: 1025\n", 2, "from 0 to 1024\n"),
+    ("backends:\n  enabled: [docker]\n", 2, "docker.image"), ("docker:\n  user: root\n", 2, "docker.user"), ("docker:\n  user: '1000:0'\n", 2, "docker.user"), ("docker:\n  host: ftp://x\n", 2, "docker.host"),
+    ("docker:\n  host: unix://relative\n", 2, "docker.host"), ("docker:\n  images_allowed: [a, 'b c']\n", 2, "docker.images_allowed"),
+    ("docker:\n  tls_cert: /x\n  tls_key: /y\n  image: a\nbackends:\n  enabled: [docker]\n", 2, "docker.tls_cert: is for tcp://"),
+    ("docker:\n  host: https://x\n  image: a\n  tls_key: /y\nbackends:\n  enabled: [docker]\n", 4, "docker.tls_key"),
+    ("backends:\n  enabled: [docker]\ndocker:\n  host: tcp://x:1\n  image: a\n  egress: restricted\n  egress_allow: [x:1]\n", 6, "docker.egress"),
 ])
 def test_mistakes_in_the_settings_are_located(tmp_path, text, line, key):
     f = tmp_path / "sandgate.yaml"
