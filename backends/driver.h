@@ -361,6 +361,8 @@ struct sg_driver_ops {
     const struct sg_slot_ops *slots;
     /* MAY, for those without: what its proxies of restricted egress have done. False: it has none. Any thread. */
     bool (*proxies)(struct sg_driver *d, struct sg_egress_figures *ret);
+    /* MAY, for those without: what it keeps ready before anybody asks. False: nothing. Any thread. */
+    bool (*warm)(struct sg_driver *d, struct sg_warm_figures *ret);
     /* MAY: snapshots that lie at the provider. NULL: they are made of files.tree, by the service. */
     const struct sg_snapshot_ops *snapshots;
     /* MUST. Members of the lease's `metadata` that this sandbox adds (agent_isolation, tree_kill, limits_enforced, slot, ...);

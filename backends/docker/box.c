@@ -26,6 +26,17 @@ struct box *box_new(struct docker *d, const char *name)
     return b;
 }
 
+void box_become(struct box *b, enum box_state state)
+{
+    if (b->state == BOX_WARM) {
+        (void)atomic_fetch_sub(&b->d->warm, 1);
+    }
+    if (state == BOX_WARM) {
+        (void)atomic_fetch_add(&b->d->warm, 1);
+    }
+    b->state = state;
+}
+
 struct box *box_ref(struct box *b)
 {
     (void)sg_sandbox_ref(&b->base.sb);
@@ -121,12 +132,12 @@ void box_remove_dir(struct box *b)
     }
 }
 
-static bool has_dir(struct docker *d, const char *name)
+bool docker_has_run(const struct docker *d, const char *run)
 {
     struct box *b;
     DL_FOREACH(d->boxes, b)
     {
-        if (sg_streq(b->run, name)) {
+        if (sg_streq(b->run, run)) {
             return true;
         }
     }
@@ -158,7 +169,7 @@ int docker_sweep_dirs(struct docker *d)
         return -errno;
     }
     for (struct dirent *e = readdir(dir); e != NULL; e = readdir(dir)) {
-        if (e->d_name[0] != '.' && !has_dir(d, e->d_name)) {
+        if (e->d_name[0] != '.' && !docker_has_run(d, e->d_name)) {
             remove_dir(d, e->d_name);
         }
     }

@@ -106,7 +106,7 @@ bool docker_post(struct docker *d, struct sg_task *t)
     return open;
 }
 
-struct box *docker_find(struct docker *d, const char *name)
+struct box *docker_find(const struct docker *d, const char *name)
 {
     struct box *b;
     DL_FOREACH(d->boxes, b)
@@ -257,6 +257,7 @@ static const struct sg_driver_ops docker_ops = {
     .files = &sg_agent_sandbox_files,
     .dial = sg_agent_sandbox_dial,
     .proxies = docker_proxies,
+    .warm = docker_warm,
     .metadata = docker_metadata,
     .health = health,
     .free = driver_free,
@@ -342,6 +343,7 @@ int sg_docker_new(const struct sg_docker_config *c, const struct sg_docker_parts
     struct docker *d = sg_xcalloc(1, sizeof *d);
     const struct sg_facts_settings settings = {.docker_egress = c->egress, .docker_far = sg_docker_is_far(c)};
     atomic_init(&d->refs, 1);
+    atomic_init(&d->warm, 0);
     d->ops = docker_ops;
     d->ops.snapshots = c->commit ? &docker_commit_ops : &docker_commit_old_ops;
     d->base.ops = &d->ops;

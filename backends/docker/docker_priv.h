@@ -58,7 +58,8 @@ struct docker {
 
     /* reactor thread */
     struct box *boxes;
-    bool closing, settled, sweeping;
+    bool closing, settled;
+    bool sweeping, sweep_again;
     bool retiring; /* removes what nobody has, before it closes */
     struct sg_timer retire_timer;
     int inotify;
@@ -70,6 +71,7 @@ struct docker {
     struct pull *pulls;            /* pull.c */
     unsigned warming;
     struct sg_timer warm_timer;
+    atomic_uint warm; /* boxes that are BOX_WARM; for any thread to read */
 };
 
 /* ---- boxes: containers, from the wish for one to their removal ---- */
@@ -143,7 +145,7 @@ struct docker *docker_ref(struct docker *d);
 void docker_unref(struct docker *d);
 /* Any thread. False: the driver has ended. */
 bool docker_post(struct docker *d, struct sg_task *t);
-struct box *docker_find(struct docker *d, const char *name);
+struct box *docker_find(const struct docker *d, const char *name);
 /* The last box is gone. */
 void docker_empty(struct docker *d);
 void docker_set_well(struct docker *d, bool well, const struct sg_error *why);
@@ -201,6 +203,8 @@ void docker_set_egress(struct box *b, enum sg_egress e);
 /* ---- box.c ---- */
 
 struct box *box_new(struct docker *d, const char *name);
+/* The one way into BOX_WARM and out of it. */
+void box_become(struct box *b, enum box_state state);
 struct box *box_ref(struct box *b);
 void box_unref(struct box *b);
 void box_list(struct box *b);   /* into d->boxes, with a reference */
@@ -215,6 +219,8 @@ int box_connect(struct box *b, struct sg_error *err);
 struct sg_agent_options box_agent_options(struct box *b);
 void docker_news(struct sg_watch *w, uint32_t events);
 int docker_sweep_dirs(struct docker *d);
+/* Is it that of one of our boxes? */
+bool docker_has_run(const struct docker *d, const char *run);
 
 /* ---- make.c ---- */
 
@@ -276,6 +282,8 @@ void again_ready(struct box *b);
 
 /* ---- warm.c ---- */
 
+/* The driver's slot. */
+bool docker_warm(struct sg_driver *d, struct sg_warm_figures *ret);
 void warm_fill(struct docker *d);
 /* ... after a while: one could not be made, or did not last. */
 void warm_later(struct docker *d);
@@ -310,6 +318,8 @@ void box_shut(struct box *b);
 int docker_adopt(struct sg_driver *d, const struct sg_adopt *a, const struct sg_sandbox_done *done, struct sg_error *err);
 void docker_settled(struct sg_driver *d);
 void docker_sweep(struct docker *d);
+/* Is a container of this server nobody's? run: what its label says, MAY be NULL. It may have another name now than the engine said. */
+bool docker_is_stranger(const struct docker *d, const char *name, const char *run);
 void sweep_due(struct sg_timer *t);
 
 /* ---- events.c ---- */

@@ -103,7 +103,7 @@ void box_end(struct box *b, const struct sg_done *done)
     e->done = *done;
     LL_PREPEND(b->endings, e);
     bool begun = b->state == BOX_ENDING;
-    b->state = BOX_ENDING;
+    box_become(b, BOX_ENDING);
     if (begun) {
         return;
     }
@@ -232,7 +232,7 @@ void box_shut(struct box *b)
     struct sg_error err = {0};
     sg_error_set(&err, SG_SHUTTING_DOWN, "the server ends; the next one asks the engine again");
     sg_timer_cancel(b->d->parts.reactor, &b->timer);
-    b->state = b->state == BOX_GONE ? BOX_GONE : BOX_LOST;
+    box_become(b, b->state == BOX_GONE ? BOX_GONE : BOX_LOST);
     drop_agent(b, &err);
     if (b->done.fn != NULL) {
         make_answer(b, &err);

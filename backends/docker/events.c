@@ -1,15 +1,18 @@
 /* Whether the engine is there: a stream of its events that never ends unless it does. Deaths of containers are heard of from their agents,
- * and sooner; what a break in the stream may have hidden is looked up after it. */
+ * and sooner; what a break in the stream may have hidden is looked up after it. What counts in it is a container that comes when nobody waits for
+ * it any more: the engine had been asked for it by a server before this one, or was given up. */
 #include "backends/docker/docker_priv.h"
 
 #include <errno.h>
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/json.h"
 
 #define FIRST_MS 250
 #define MOST_MS 5000
 #define PIPE_BYTES 65536U
+#define EVENT_BYTES 16384U
 #define PING_MS 10000
 
 struct watch_engine {
@@ -22,6 +25,9 @@ struct watch_engine {
     unsigned tries;
     atomic_bool draining; /* drain_task is on its way, with a reference */
     bool stopped;
+    char event[EVENT_BYTES]; /* a line that is not complete yet */
+    size_t len;
+    bool too_long;
 };
 
 static void watch_unref(struct watch_engine *w)
@@ -58,12 +64,50 @@ static void unwell(struct watch_engine *w, const struct sg_error *why)
 
 /* ---- the stream ---- */
 
+static bool brings_a_stranger(const struct docker *d, const char *line, size_t len)
+{
+    sg_cleanup(sg_json_p) json_t *v = NULL;
+    if (sg_json_parse(line, len, &v, NULL) < 0) {
+        return false;
+    }
+    const json_t *attributes = json_object_get(json_object_get(v, "Actor"), "Attributes");
+    const char *type = json_string_value(json_object_get(v, "Type")), *action = json_string_value(json_object_get(v, "Action"));
+    const char *name = json_string_value(json_object_get(attributes, "name"));
+    return type != NULL && sg_streq(type, "container") && action != NULL && sg_streq(action, "create") && name != NULL &&
+           docker_is_stranger(d, name, json_string_value(json_object_get(attributes, LABEL_RUN)));
+}
+
+/* One that is too long to be looked at may be of any kind. */
+static void take_event(struct watch_engine *w)
+{
+    if (w->too_long || brings_a_stranger(w->d, w->event, w->len)) {
+        docker_sweep(w->d);
+    }
+    w->too_long = false;
+    w->len = 0;
+}
+
+static void take_events(struct watch_engine *w, const char *data, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        if (data[i] == '\n') {
+            take_event(w);
+        } else if (w->len < sizeof w->event) {
+            w->event[w->len++] = data[i];
+        } else {
+            w->too_long = true;
+        }
+    }
+}
+
 static void drain(struct sg_task *t)
 {
     struct watch_engine *w = sg_container_of(t, struct watch_engine, drain_task);
     char buf[4096];
     atomic_store(&w->draining, false);
-    while (w->events != NULL && sg_pipe_read(w->events, buf, sizeof buf) > 0) {
+    for (ssize_t n = 1; w->events != NULL && n > 0;) {
+        n = sg_pipe_read(w->events, buf, sizeof buf);
+        take_events(w, buf, n > 0 ? (size_t)n : 0);
     }
     watch_unref(w);
 }
@@ -133,6 +177,8 @@ static void open_stream(struct watch_engine *w)
     sg_cleanup(sg_free_p) char *filters = sg_xasprintf("{\"label\":[\"" LABEL_INSTANCE "=%s\"]}", w->d->instance);
     sg_cleanup(sg_free_p) char *escaped = sg_net_escape(filters);
     sg_cleanup(sg_free_p) char *path = sg_xasprintf("/v1.%u/events?filters=%s", w->d->api, escaped);
+    w->len = 0;
+    w->too_long = false;
     w->events = sg_pipe_new(PIPE_BYTES);
     sg_pipe_set_reader(w->events, &waker);
     const struct sg_net_request q = {.method = "GET",

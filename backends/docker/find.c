@@ -142,16 +142,22 @@ static void remove_stranger(struct docker *d, const char *id)
     engine_ask(d, &(struct ask){.method = "DELETE", .path = path, .ms = LIST_MS, .idempotent = true, .fn = swept, .arg = docker_ref(d)});
 }
 
+bool docker_is_stranger(const struct docker *d, const char *name, const char *run)
+{
+    return docker_find(d, name) == NULL && (run == NULL || !docker_has_run(d, run)) && !docker_commits(d, name);
+}
+
 static void look_at(struct docker *d, const json_t *container)
 {
+    const json_t *labels = json_object_get(container, "Labels");
     const char *id = json_string_value(json_object_get(container, "Id"));
     const char *name = json_string_value(json_array_get(json_object_get(container, "Names"), 0));
-    const char *instance = json_string_value(json_object_get(json_object_get(container, "Labels"), LABEL_INSTANCE));
+    const char *instance = json_string_value(json_object_get(labels, LABEL_INSTANCE));
     if (id == NULL || name == NULL || instance == NULL || !sg_streq(instance, d->instance)) {
         return;
     }
     name += name[0] == '/';
-    if (docker_find(d, name) == NULL && !docker_commits(d, name)) {
+    if (docker_is_stranger(d, name, json_string_value(json_object_get(labels, LABEL_RUN)))) {
         remove_stranger(d, id);
     }
 }
@@ -169,11 +175,15 @@ static void listed(void *arg, const struct reply *r)
         }
         (void)docker_sweep_dirs(d);
     }
+    if (d->sweep_again) {
+        docker_sweep(d);
+    }
     docker_unref(d);
 }
 
 void docker_sweep(struct docker *d)
 {
+    d->sweep_again = d->sweeping; /* what this one is about may have come after what that one sees */
     if (!d->settled || d->sweeping || d->closing) {
         return;
     }

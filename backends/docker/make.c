@@ -101,7 +101,7 @@ void make_cancel(struct box *b)
 void make_done(struct box *b)
 {
     if (!given_up(b)) {
-        b->state = b->warm ? BOX_WARM : BOX_READY;
+        box_become(b, b->warm ? BOX_WARM : BOX_READY);
         make_answer(b, NULL);
     }
 }

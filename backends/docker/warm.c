@@ -52,6 +52,13 @@ static void make_one(struct docker *d)
     box_unref(b);
 }
 
+bool docker_warm(struct sg_driver *drv, struct sg_warm_figures *ret)
+{
+    struct docker *d = (struct docker *)drv;
+    *ret = (struct sg_warm_figures){.size = d->cfg.image != NULL ? d->cfg.warm : 0, .ready = atomic_load(&d->warm)};
+    return ret->size > 0;
+}
+
 void warm_fill(struct docker *d)
 {
     unsigned n = d->warming;
@@ -143,7 +150,7 @@ bool warm_take(struct docker *d, struct box *wanted)
         return false;
     }
     sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/%s/rename?name=%s", w->base.sb.id, wanted->base.sb.id);
-    w->state = BOX_TAKEN;
+    box_become(w, BOX_TAKEN);
     w->became = box_ref(wanted);
     engine_ask(d, &(struct ask){.method = "POST", .path = path, .ms = RENAME_MS, .fn = renamed, .arg = box_ref(w)});
     return true;

@@ -39,6 +39,7 @@ void sg_route_select(struct sg_request *r, void *app)
 struct seen {
     struct sg_error health;
     struct sg_provider_report provider;
+    struct sg_warm_figures warm;
 };
 
 /* all: figures of the whole server too, which are its administrators'. */
@@ -59,6 +60,8 @@ static void view_of(const struct sg_backend_row *row, struct sg_driver *d, bool 
         v->health = &seen->health;
     if (d && all && sg_driver_report(d, &seen->provider))
         v->provider = &seen->provider;
+    if (d && all && d->ops->warm && d->ops->warm(d, &seen->warm))
+        v->warm = &seen->warm;
 }
 
 void sg_route_backends(struct sg_request *r, void *app)

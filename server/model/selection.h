@@ -125,8 +125,9 @@ struct sg_backend_view {
     bool registered;               /* enabled by the configuration */
     const struct sg_error *health; /* of a registered one: NULL is healthy, else why not */
     const struct sg_provider_report *provider; /* of one that asks somebody, for who may see it; else NULL */
+    const struct sg_warm_figures *warm;        /* of one that keeps some ready, likewise */
 };
-/* [{name, capabilities, tty, free, credentials: [{name, held}], built, registered, healthy, detail, provider?}] in the order given. held: the
+/* [{name, capabilities, tty, free, credentials: [{name, held}], built, registered, healthy, detail, provider?, warm?}] in the order given. held: the
  * credential names the server has. New value; NULL when memory is out. */
 json_t *sg_backends_json(const struct sg_backend_view *v, size_t n, const struct sg_names *held);
 

@@ -2,6 +2,7 @@
 #include "base/json.h"
 #include "model/provider.h"
 #include "model/selection.h"
+#include "model/slot.h"
 
 static int request_read(struct sg_json_reader *r, struct sg_selection_request *q, struct sg_error *err)
 {
@@ -159,10 +160,11 @@ static json_t *backend_json(const struct sg_backend_view *v, const struct sg_nam
     json_t *healthy = v->registered ? json_boolean(v->health == NULL) : json_null();
     const char *detail = v->registered && v->health ? v->health->message : NULL;
     json_t *provider = v->provider ? sg_provider_json(v->provider) : NULL;
-    return json_pack("{s:s, s:o, s:b, s:b, s:o, s:b, s:b, s:o, s:s?, s:o*}", "name", v->facts.name, "capabilities",
+    json_t *warm = v->warm ? json_pack("{s:i, s:i}", "size", (int)v->warm->size, "ready", (int)v->warm->ready) : NULL;
+    return json_pack("{s:s, s:o, s:b, s:b, s:o, s:b, s:b, s:o, s:s?, s:o*, s:o*}", "name", v->facts.name, "capabilities",
                      sg_caps_json(v->facts.caps), "tty", v->tty, "free", v->facts.free, "credentials",
                      credentials_json(&v->facts.credentials, held), "built", v->built, "registered",
-                     v->registered, "healthy", healthy, "detail", detail, "provider", provider);
+                     v->registered, "healthy", healthy, "detail", detail, "provider", provider, "warm", warm);
 }
 
 json_t *sg_backends_json(const struct sg_backend_view *v, size_t n, const struct sg_names *held)

@@ -65,6 +65,11 @@ enum sg_egress_outcome {
 /* "allowed", "host_not_allowed", ... Borrowed static text. */
 const char *sg_egress_outcome_name(enum sg_egress_outcome o);
 
+/* Sandboxes of a backend without pools that wait for somebody: how many there are to be, and how many are ready. */
+struct sg_warm_figures {
+    unsigned size, ready;
+};
+
 /* What the proxies of one pool, or of a backend without pools, have done since the start. */
 struct sg_egress_figures {
     uint64_t outcomes[SG_EGRESS_OUTCOMES]; /* requests */

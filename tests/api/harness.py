@@ -276,6 +276,12 @@ class Server:
             time.sleep(0.01)
         raise RuntimeError(f"{n} slots did not become ready: {r}")
 
+    def wait_warm(self, n, seconds=20):
+        """Until n warm containers may be taken: one that runs is not ready yet."""
+        c = Client(self)
+        wait_until(lambda: next(b for b in c.get("/backends").json()["items"] if b["name"] == "docker")["warm"]["ready"] == n, seconds, f"{n} are ready")
+        c.close()
+
     def client(self, token=None, prefix=""):
         return Client(self, token, prefix)
 

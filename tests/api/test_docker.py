@@ -468,9 +468,9 @@ def test_warm_containers(engine):
         c = s.client()
 
         def warm():
-            return [n for n in engine.containers() if n.startswith("sandgate-warm") and engine.inspect(n).get("State", {}).get("Running")]
+            return [n for n in engine.containers() if n.startswith("sandgate-warm")]
 
-        wait_until(lambda: len(warm()) == 2, 20, "two are ready")
+        s.wait_warm(2)
         before = set(warm())
         ready = {engine.inspect(n)["Id"] for n in before}
         lease = c.lease()
@@ -478,10 +478,11 @@ def test_warm_containers(engine):
         assert c.exec(lease, "pwd")["stdout"] == "/workspace\n"
         other = c.lease(limits={"pids_max": 50})  # not what the warm ones are
         assert engine.inspect(name(other))["HostConfig"]["PidsLimit"] == 50
-        wait_until(lambda: len(warm()) == 2, 20, "two are ready again")
+        s.wait_warm(2)
         dead, left = warm()
         assert engine.call("POST", f"/containers/{dead}/kill?signal=KILL")[0] == 204
-        wait_until(lambda: len(warm()) == 2 and dead not in engine.containers() and left in warm(), 20, "another one in place of one that died")
+        wait_until(lambda: len(warm()) == 2 and dead not in warm() and left in warm(), 20, "another one in place of one that died")
+        s.wait_warm(2)
         before = set(warm())
         s.kill9()
         s.start()

@@ -155,7 +155,7 @@ SERVICE = (f"mkdir -p /tmp/www; printf 'GET http://site.example:8080/ HTTP/1.0\\
 def test_a_warm_one_and_a_service_have_it_from_the_beginning(world, engine):
     with serve(world, engine, egress="restricted", egress_allow=RULES, warm=1) as s:
         c = s.client()
-        wait_until(lambda: [n for n in engine.containers() if n.startswith("sandgate-warm") and engine.inspect(n).get("State", {}).get("Running")])
+        s.wait_warm(1)
         warm = lambda: {engine.inspect(n).get("Id") for n in engine.containers() if n.startswith("sandgate-warm")}  # noqa: E731
         before = warm()
         lease = c.lease(policy={"required_capabilities": ["network"]})

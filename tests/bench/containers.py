@@ -37,10 +37,6 @@ def docker_run(e):
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def warm_ones(e):
-    return sum(n.startswith("sandgate-warm") and bool(e.inspect(n).get("State", {}).get("Running")) for n in e.containers())
-
-
 def first_exec(s, made):
     """A new lease and its first command; the lease's end is nobody's business here."""
     c = s.client()
@@ -74,7 +70,7 @@ def containers(b, compared, us, binary):
                 s.client().terminate(lease)
         with serving(binary, e, warm=POOL) as s:
             def from_warm():
-                wait_until(lambda: warm_ones(e) == POOL, 60)
+                s.wait_warm(POOL, 60)
                 made = []
                 took = timed(lambda: first_exec(s, made))
                 s.client().terminate(made[0])
