@@ -8,6 +8,7 @@
 #include "backends/worktree/worktree_priv.h"
 #include "base/fd.h"
 
+#define LOCKS_ATTEMPTS 6U /* two minutes */
 #define ARCHIVE_ATTEMPTS 3U /* then the changes are lost rather than kept in the way for ever */
 
 static void next_on_worker(struct wt *w, void (*run)(struct sg_work *work))
@@ -19,10 +20,38 @@ static void next_on_worker(struct wt *w, void (*run)(struct sg_work *work))
     sg_error_clear(&err);
 }
 
+/* ---- locks that its commands may have left ---- */
+
+static void look_again(struct wt *w)
+{
+    struct sg_error err = {0};
+    sg_error_set(&err, SG_UNAVAILABLE, "there are locks in %s whose git seems to have been killed", w->rec.git_dir);
+    wt_cleaned(w, &err);
+    sg_error_clear(&err);
+}
+
+/* True: not now; what is next would wait for them. */
+static bool locks_in_the_way(struct wt *w)
+{
+    struct sg_locks_args a = {.git_dir = w->rec.git_dir, .uid = sg_host_user(sg_repos_host(w->d->repos))->uid};
+    return sg_record_time(w->d->records_dir, w->rec.id, &a.since) == 0 && sg_locks_clear(&a, &w->locks);
+}
+
+static bool locks_left(const struct wt *w)
+{
+    return w->locks != NULL && w->attempts < LOCKS_ATTEMPTS && sg_locks_left(w->rec.git_dir, w->locks);
+}
+
+/* ---- the steps, from the last one on ---- */
+
 static void forget(struct sg_work *work)
 {
     struct wt *w = WT_OF(work, work);
     struct sg_error err = {0};
+    if (locks_left(w)) {
+        look_again(w);
+        return;
+    }
     int rc = sg_record_remove(w->d->records_dir, w->rec.id, &err);
     wt_cleaned(w, rc < 0 ? &err : NULL);
     sg_error_clear(&err);
@@ -46,6 +75,10 @@ static void remove_rest(struct sg_work *work)
     sg_cleanup(sg_free_p) char *above = sg_xstrndup(r->home, (size_t)(strrchr(r->home, '/') - r->home));
     sg_cleanup(sg_close_p) int dir = open(above[0] != '\0' ? above : "/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int rc = dir >= 0 ? sg_remove_tree(dir, r->id, &err) : errno == ENOENT ? 0 : sg_error_sys(&err, SG_UNAVAILABLE, errno, "%s", above);
+    if (rc == 0 && locks_in_the_way(w)) {
+        look_again(w);
+        return;
+    }
     if (rc == 0)
         rc = sg_tree_drop(w->d->repos, r->git_dir, r->tree, r->branch, &(struct sg_tree_done){dropped, w}, &err);
     if (rc < 0)

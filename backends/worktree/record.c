@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/fd.h"
@@ -43,6 +44,16 @@ int sg_record_write(const char *dir, const struct sg_record *r, struct sg_error 
     if (text == NULL)
         return sg_error_set(err, SG_UNAVAILABLE, "a path of the worktree is not valid UTF-8, or memory is out");
     return sg_write_file(path, text, len, 0600, err);
+}
+
+int sg_record_time(const char *dir, const char *id, struct timespec *ret)
+{
+    sg_cleanup(sg_free_p) char *path = path_of(dir, id);
+    struct stat st;
+    if (lstat(path, &st) < 0)
+        return -1;
+    *ret = st.st_mtim;
+    return 0;
 }
 
 int sg_record_remove(const char *dir, const char *id, struct sg_error *err)

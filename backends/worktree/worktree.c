@@ -56,6 +56,7 @@ void wt_unref(struct wt *w)
     sg_env_finish(&w->env);
     sg_cancel_unref(w->cancel);
     sg_close(w->dir_fd);
+    sg_locks_free(w->locks);
     sg_error_clear(&w->why);
     sg_error_clear(&w->end_why);
     sg_agent_sandbox_finish(&w->base);

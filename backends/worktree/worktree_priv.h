@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "backends/agent/sandbox.h"
+#include "backends/worktree/locks.h"
 #include "backends/worktree/record.h"
 #include "backends/worktree/repos.h"
 #include "backends/worktree/worktree.h"
@@ -39,6 +40,7 @@ struct wt {
     struct sg_cancel *cancel;
 
     int dir_fd; /* of rec.home, or -1 */
+    struct sg_locks *locks; /* of the steps: that were in the repository when all of it was dead */
     struct sg_work work;
 
     /* reactor only */

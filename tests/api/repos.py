@@ -46,11 +46,12 @@ class Repo:
     def __exit__(self, *exc):
         shutil.rmtree(self.dir, ignore_errors=True)
 
-    def sh(self, text, **env):
+    def as_user(self, text):
         cmd = ["sh", "-ec", text]
-        if self.user:
-            cmd = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups", *cmd]
-        return subprocess.run(cmd, cwd=self.path, env=dict(ENV, **env), check=True, stdout=subprocess.PIPE, text=True).stdout
+        return ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--clear-groups", *cmd] if self.user else cmd
+
+    def sh(self, text, **env):
+        return subprocess.run(self.as_user(text), cwd=self.path, env=dict(ENV, **env), check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def git(self, *args):
         return subprocess.run(["git", "-c", "safe.directory=*", "-C", self.path, *args], env=ENV, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()

@@ -6,13 +6,14 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import uuid
 
 import pytest
 
 from conftest import server_kinds
 from harness import SLOW, Server, wait_until
-from repos import Repo, processes_with
+from repos import ENV, Repo, processes_with
 
 
 IDENTITY = {"GIT_AUTHOR_NAME": "x", "GIT_AUTHOR_EMAIL": "x@y", "GIT_COMMITTER_NAME": "x", "GIT_COMMITTER_EMAIL": "x@y"}
@@ -203,6 +204,35 @@ def test_git_that_is_killed_leaves_no_lock(client, repo):
         assert locks(repo) == [], how
     repo.sh("for i in 1 2 3 4; do git update-ref -d refs/heads/b$i; done")
     assert "sandgate/" not in repo.git("for-each-ref")
+
+
+HOLD = "(printf 'start\\ncreate refs/heads/%s HEAD\\nprepare\\n'; exec sleep 100) | git update-ref --stdin > held-%s"
+
+
+def test_locks_of_git_that_was_killed_go_and_no_others(client, repo):
+    kept = os.path.join(repo.path, ".git", "refs/heads/kept.lock")  # as whoever freezes a ref would
+    repo.sh(f"touch {kept}")
+    id = client.lease()
+    client.exec(id, f"({HOLD % ('held', 'held')}) >/dev/null 2>&1 & until grep -q prepare held-held; do sleep 0.02; done; touch $(git rev-parse --git-common-dir)/packed-refs.lock; "
+                    "kill -KILL $(pgrep -x git -u $(id -u))")
+    assert sorted(map(os.path.basename, locks(repo))) == ["held.lock", "kept.lock", "packed-refs.lock"]
+    client.terminate(id)
+    wait_until(lambda: locks(repo) == [kept] and "sandgate/" not in repo.git("for-each-ref"), 15, "the end of its locks")
+    # Of a git that runs, nobody's are taken: neither its own nor those that could be.
+    theirs = subprocess.Popen(repo.as_user(HOLD % ("theirs", "theirs")), cwd=repo.path, env=ENV, start_new_session=True)
+    try:
+        wait_until(lambda: os.path.exists(os.path.join(repo.path, ".git/refs/heads/theirs.lock")))
+        id = client.lease()
+        client.exec(id, "touch $(git rev-parse --git-common-dir)/refs/heads/doubt.lock")
+        client.terminate(id)
+        wait_until(lambda: "sandgate/" not in repo.git("for-each-ref"), 5)
+        time.sleep(3)  # the second look
+        assert sorted(map(os.path.basename, locks(repo))) == ["doubt.lock", "kept.lock", "theirs.lock"]
+    finally:
+        os.killpg(theirs.pid, signal.SIGTERM)
+        theirs.wait()
+        os.unlink(kept)
+        os.unlink(kept.replace("kept", "doubt"))
 
 
 def test_git_that_is_asked_to_end_was_killed(client, lease):
