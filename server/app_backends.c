@@ -147,6 +147,7 @@ static int docker_config(const struct app *a, const char *dir, const char *agent
                                      .memory_max = c->docker.memory_max,
                                      .pids_max = c->docker.pids_max,
                                      .cpu_milli = c->docker.cpu_milli,
+                                     .own_profile = c->docker.seccomp == 0,
                                      .disk_max = c->docker.disk_max,
                                      .egress = c->docker.egress,
                                      .egress_allow = c->docker.egress_allow,

@@ -130,6 +130,7 @@ struct sg_config {
         enum sg_egress egress;
         const char *const *egress_allow;
         int64_t warm;
+        int seccomp;   /* 0: this server's own profile; 1: the engine's */
         int snapshots; /* 0: the engine holds them; 1: the server */
         const char *tls_ca, *tls_cert, *tls_key;
         bool pull;

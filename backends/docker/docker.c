@@ -70,6 +70,7 @@ static void take_config(struct docker *d, const struct sg_docker_config *c)
     d->cfg.host_dir = copy(c->host_dir != NULL ? c->host_dir : c->dir);
     d->cfg.agent_path = copy(c->agent_path);
     d->cfg.network = copy(c->network);
+    d->profile = c->own_profile ? docker_profile() : NULL;
 }
 
 struct docker *docker_ref(struct docker *d)
@@ -85,6 +86,7 @@ void docker_unref(struct docker *d)
     }
     drop_config(&d->cfg);
     login_drop(d);
+    free(d->profile);
     sg_egress_rules_free(d->rules);
     sg_error_clear(&d->why_not);
     sg_buf_finish(&d->bring);

@@ -200,13 +200,23 @@ static json_t *podman_ulimits(void)
                      lower(files.rlim_max, PODMAN_FILES_HARD), "Name", "nproc", "Soft", n, "Hard", n);
 }
 
+/* Podman takes the value for the name of a file on its host. */
+static json_t *security(const struct docker *d)
+{
+    json_t *list = json_pack("[s]", "no-new-privileges");
+    if (d->profile != NULL && !d->podman) {
+        (void)json_array_append_new(list, json_string(d->profile));
+    }
+    return list;
+}
+
 /* SETUID, SETGID and KILL are the agent's for good; what the others do is done before it listens, and then they are dropped. Commands
  * have none of them, and cannot get any. */
 static json_t *host_config(const struct docker *d, const struct box *b)
 {
-    json_t *h = json_pack("{s:o, s:o, s:b, s:[s], s:[s,s,s,s,s], s:[s], s:s, s:b, s:s, s:s, s:{s:s}, s:{s:s}}", "Mounts", mounts(d, b), "Tmpfs",
+    json_t *h = json_pack("{s:o, s:o, s:b, s:[s], s:[s,s,s,s,s], s:o, s:s, s:b, s:s, s:s, s:{s:s}, s:{s:s}}", "Mounts", mounts(d, b), "Tmpfs",
                           writable(b), "ReadonlyRootfs", 1, "CapDrop", "ALL", "CapAdd", "SETUID", "SETGID", "KILL", "CHOWN",
-                          "DAC_OVERRIDE", "SecurityOpt", "no-new-privileges", "NetworkMode", b->egress == SG_EGRESS_OPEN ? d->cfg.network : "none", "Init", 0,
+                          "DAC_OVERRIDE", "SecurityOpt", security(d), "NetworkMode", b->egress == SG_EGRESS_OPEN ? d->cfg.network : "none", "Init", 0,
                           "IpcMode", "private", "CgroupnsMode", "private", "RestartPolicy", "Name", "no", "LogConfig", "Type", "none");
     if (h == NULL) {
         return NULL;

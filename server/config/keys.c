@@ -23,6 +23,7 @@
 
 static const char *const roles[] = {[SG_ROLE_TENANT] = "tenant", [SG_ROLE_ADMIN] = "admin", NULL};
 static const char *const pool_modes[] = {[SG_POOL_COMMAND_ONLY] = "command_only", [SG_POOL_BLACKBOX] = "blackbox", NULL};
+static const char *const docker_profiles[] = {"native", "engine", NULL};
 static const char *const docker_snapshots[] = {"commit", "tar", NULL};
 static const char *const egresses[] = {[SG_EGRESS_NONE] = "none", [SG_EGRESS_LOOPBACK] = "loopback",
                                        [SG_EGRESS_RESTRICTED] = "restricted", [SG_EGRESS_OPEN] = "open", NULL};
@@ -267,6 +268,9 @@ static const struct conf_key top_keys[] = {
      .help = "CPUs of a container, 0: no limit"},
     {.section = "docker", .name = "disk_max", .type = CONF_SIZE, TOP(docker.disk_max), .def = "1GiB", RANGE(MIB, 1024 * GIB),
      .help = "bytes of /workspace, but at most half of the memory; home and /tmp have a quarter of that each"},
+    {.section = "docker", .name = "seccomp", .type = CONF_ENUM, TOP(docker.seccomp), .def = "native", .choices = docker_profiles,
+     .help = "system calls of a container: native: this server's list, for programs of the machine's own architecture; engine: as the engine is set "
+             "up, for instance for 32-bit programs, too. Podman always has its own"},
     {.section = "docker", .name = "egress", .type = CONF_ENUM, TOP(docker.egress), .def = "none", .choices = egresses,
      .help = "what of the network a container reaches"},
     {.section = "docker", .name = "egress_allow", .type = CONF_STRINGS, TOP(docker.egress_allow),

@@ -3,8 +3,10 @@
 What commands and files are like in them is the conformance suite's matter (row docker).
 """
 import concurrent.futures
+import errno
 import http.client
 import os
+import signal
 import socket
 import tempfile
 import threading
@@ -13,7 +15,7 @@ import time
 import pytest
 
 import engine as engines
-from harness import SLOW, Server, users, wait_until
+from harness import BIN, SLOW, Server, users, wait_until
 
 why = engines.why_not()
 pytestmark = pytest.mark.skipif(why is not None, reason=str(why))
@@ -64,7 +66,8 @@ def test_hardened(engine, client):
     lease = client.lease(limits={"memory_max": 200 << 20, "pids_max": 60, "cpu_max": 0.5})
     c = engine.inspect(name(lease))
     h = c["HostConfig"]
-    assert h["CapDrop"] == ["ALL"] and h["ReadonlyRootfs"] and h["NetworkMode"] == "none" and h["SecurityOpt"] == ["no-new-privileges"], h
+    assert h["CapDrop"] == ["ALL"] and h["ReadonlyRootfs"] and h["NetworkMode"] == "none" and h["SecurityOpt"][0] == "no-new-privileges", h
+    assert [o.partition("=")[0] for o in h["SecurityOpt"][1:]] == ["seccomp"], h
     assert not h["Privileged"] and h["RestartPolicy"]["Name"] in ("", "no") and h["IpcMode"] == "private", h
     assert (h["Memory"], h["MemorySwap"], h["PidsLimit"], h["NanoCpus"]) == (200 << 20, 200 << 20, 60, 500000000), h
     assert c["Config"]["Labels"]["sandgate.lease"] == lease and c["Config"]["Labels"]["sandgate.instance"], c["Config"]
@@ -76,6 +79,43 @@ def test_hardened(engine, client):
     assert "Read-only file system" in r["stderr"] and "Permission denied" in r["stderr"] and "not permitted" in r["stderr"], r
     client.terminate(lease)
     assert name(lease) not in engine.containers()
+
+
+# ---- their system calls ----
+
+CALLS = os.path.join(os.path.dirname(BIN), "conformance-calls")  # which sanitizer builds do not make
+REFUSED = {"clone_newuser", "clone_newnet", "clone_newns", "unshare_user", "unshare_files", "io_uring_setup", "name_to_handle_at", "fanotify_mark", "userfaultfd",
+           "keyctl", "bpf", "perf_event_open", "personality_read_implies_exec", "socket_audit", "socket_nftables", "socket_packet", "socket_vsock", "socket_alg",
+           "socket_mptcp", "socket_sctp"}
+ALLOWED = {"personality_question", "socket_unix", "socket_tcp", "socket_tcp6", "socket_udp", "socket_routes"}
+
+
+def calls(client):
+    """{number or name: errno} as conformance-calls says it in a new container."""
+    lease = client.lease()
+    assert client.write(lease, "calls", open(CALLS, "rb").read(), mode="0755").status == 201
+    r = client.exec(lease, "./calls")
+    assert r["returncode"] == 0, r
+    client.terminate(lease)
+    return {k: int(v) for k, v in (line.split() for line in r["stdout"].splitlines())}
+
+
+@pytest.mark.skipif(not os.path.exists(CALLS), reason="this build has no conformance-calls")
+def test_system_calls(engine, client):
+    """Whatever the engine's own profile refuses, ours does, and more; what programs need it lets through."""
+    with serve(engine, seccomp="engine") as s:
+        theirs = calls(s.client())
+    ours_ = calls(client)
+    assert len(ours_) == len(theirs) > 450
+    more = {k for k in theirs if theirs[k] == errno.EPERM and ours_[k] not in (errno.EPERM, errno.ENOSYS)}
+    assert more == set(), more
+    assert {k: ours_[k] for k in REFUSED} == dict.fromkeys(REFUSED, errno.EPERM)
+    assert {k: ours_[k] for k in ALLOWED} == dict.fromkeys(ALLOWED, 0)
+    assert ours_["clone3"] == ours_["io_setup"] == errno.ENOSYS, ours_
+    assert ours_["469"] == errno.ENOSYS, "a call of a newer kernel does not exist"
+    assert sum(1 for e in ours_.values() if e not in (errno.EPERM, errno.ENOSYS)) > 270
+    if os.uname().machine == "x86_64":
+        assert ours_["getpid_of_i386"] == -signal.SIGSYS and theirs["getpid_of_i386"] == 0, (ours_, theirs)
 
 
 def test_images_and_limits_are_the_operators(engine, client):
