@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #define DEFAULT_PATH "/usr/local/bin:/usr/bin:/bin"
+#define OOM_SCORE "500" /* half of the limit more than it has */
 
 static void say(int fd, const char *s, size_t max)
 {
@@ -139,6 +140,21 @@ static void join_groups(struct child *c)
         join(c, c->tasks[i]);
 }
 
+/* What the kernel ends when there is no memory left is never the agent, then, and with it the whole sandbox. The file is the agent's
+ * uid's. Where there is none, or nothing may be written, the kernel decides by size as ever. */
+static void go_first(const struct child *c)
+{
+    if (!c->goes_first)
+        return;
+    if (c->set_user)
+        syscall(SYS_setfsuid, geteuid());
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        say(fd, OOM_SCORE, sizeof OOM_SCORE);
+        close(fd);
+    }
+}
+
 /* Raw calls: the wrappers of libc keep all threads of the process in step, and this is a borrowed one. */
 static void become_user(struct child *c)
 {
@@ -185,6 +201,7 @@ static int child_main(void *arg)
     syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
     if (syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, &c->files, NULL) != 0)
         fail(c, SG_AGENT_STAGE_FORK);
+    go_first(c);
     become_user(c);
     enter_directory(c);
     if (c->born)

@@ -88,6 +88,7 @@ struct child {
     uid_t uid;
     gid_t gid;
     struct rlimit files; /* RLIMIT_NOFILE */
+    bool goes_first; /* it and the agent share a memory limit: when that is reached it ends before the agent does */
     bool born; /* child.c's: came into the world inside the group */
     /* out: why it did not start; 0: it did, or it ended with 126 or 127 and a message */
     volatile uint32_t stage;

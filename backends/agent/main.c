@@ -168,6 +168,7 @@ static void spawn_strings(struct agent *a, const struct sg_agent_msg *m, struct 
     c.uid = a->command_uid;
     c.gid = a->command_gid;
     c.files = a->command_files;
+    c.goes_first = a->listen_dir != NULL;
     if (m->u.spawn.flags & SG_AGENT_SPAWN_TTY)
         start_on_terminal(a, m, &c);
     else

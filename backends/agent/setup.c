@@ -27,6 +27,7 @@
 
 #define CAPS_KEPT ((1ULL << CAP_SETUID) | (1ULL << CAP_SETGID) | (1ULL << CAP_KILL))
 #define WORKER_WAIT_MS 10000
+#define FILES_MAX 65536 /* open ones of one command in a container */
 
 static void __attribute__((noreturn)) die(int code, const char *what)
 {
@@ -232,9 +233,10 @@ static void set_files_limit(struct agent *a)
     const struct rlimit own = {files->rlim_max, files->rlim_max};
     if (setrlimit(RLIMIT_NOFILE, &own) != 0)
         die(EXIT_SETUP, "cannot raise the limit of open files");
-    if (a->isolation != SG_AGENT_DUMPABLE)
-        return;
-    files->rlim_max /= 2;
+    if (a->isolation == SG_AGENT_DUMPABLE)
+        files->rlim_max /= 2;
+    else if (a->listen_dir != NULL && files->rlim_max > FILES_MAX)
+        files->rlim_max = FILES_MAX; /* an engine lets a process have a million, and its host no more than some of those */
     if (files->rlim_cur > files->rlim_max)
         files->rlim_cur = files->rlim_max;
 }

@@ -103,9 +103,9 @@ json_t *docker_metadata(struct sg_sandbox *sb)
 {
     const struct box *b = (const struct box *)sb;
     const struct sg_limits *l = &b->limits;
-    json_t *v = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s}}", "isolation", "container", "container", sb->id, "image", b->image,
+    json_t *v = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s, s:s}}", "isolation", "container", "container", sb->id, "image", b->image,
                           "agent_isolation", "uid", "agent_path", b->far ? "engine" : "share", "tree_kill", "helper", "limits_enforced", "memory", means(l->memory_bytes, "engine"), "pids",
-                          means(l->pids, "engine"), "cpu", means(l->cpu_milli, "engine"), "disk", "tmpfs");
+                          means(l->pids, "engine"), "cpu", means(l->cpu_milli, "engine"), "disk", "tmpfs", "open_files", "rlimit");
     if (v != NULL) {
         (void)json_object_set_new(v, "limits",
                                   json_pack("{s:o, s:o, s:o, s:o}", "memory_max", number_or_null(l->memory_bytes), "pids_max",

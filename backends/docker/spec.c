@@ -7,7 +7,9 @@
 #include "base/json.h"
 #include "base/str.h"
 
-#define HOME_SHARE 4 /* home and /tmp have this part of the disk each */
+#define HOME_SHARE 4 /* home, /tmp and /dev/shm have this part of the disk each */
+#define BYTES_PER_FILE 4096
+#define FILES_MIN 1024
 #define PODMAN_FILES 1024
 #define PODMAN_FILES_HARD 1048576
 #define PODMAN_PROCESSES 32768 /* of all containers' commands together: what it has itself; pids is the limit of each */
@@ -158,18 +160,28 @@ void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox
 
 /* ---- the body ---- */
 
-static json_t *tmpfs(int64_t bytes, const char *mode)
+/* Empty files take memory, too: there may be so many (Podman knows no such option). */
+static json_t *tmpfs(const struct box *b, int64_t bytes, const char *mode)
 {
+    int64_t inodes = bytes / BYTES_PER_FILE > FILES_MIN ? bytes / BYTES_PER_FILE : FILES_MIN;
     sg_cleanup(sg_free_p) char *s = sg_xasprintf("rw,exec,nosuid,nodev,size=%lld,mode=%s", (long long)bytes, mode);
-    return json_string(s);
+    sg_cleanup(sg_free_p) char *all = b->d->podman ? NULL : sg_xasprintf("%s,nr_inodes=%lld", s, (long long)inodes);
+    return json_string(all != NULL ? all : s);
+}
+
+/* Never zero, which the kernel takes for no limit. */
+static int64_t share_of_disk(const struct box *b)
+{
+    int64_t share = b->limits.disk_bytes / HOME_SHARE;
+    return share > 0 ? share : 1;
 }
 
 /* The owner is the agent's to set: where the image has such a directory its own wins, and not all engines know uid= here. */
 static json_t *writable(const struct box *b)
 {
-    int64_t disk = b->limits.disk_bytes;
-    return json_pack("{s:o, s:o, s:o}", "/workspace", tmpfs(disk, "0755"), "/home/sandbox",
-                     tmpfs(disk / HOME_SHARE, "0755"), "/tmp", tmpfs(disk / HOME_SHARE, "1777"));
+    int64_t disk = b->limits.disk_bytes, share = share_of_disk(b);
+    return json_pack("{s:o, s:o, s:o}", "/workspace", tmpfs(b, disk, "0755"), "/home/sandbox",
+                     tmpfs(b, share, "0755"), "/tmp", tmpfs(b, share, "1777"));
 }
 
 static json_t *mounts(const struct docker *d, const struct box *b)
@@ -224,6 +236,7 @@ static json_t *host_config(const struct docker *d, const struct box *b)
     if (d->podman) {
         (void)json_object_set_new(h, "Ulimits", podman_ulimits());
     }
+    (void)json_object_set_new(h, "ShmSize", json_integer(share_of_disk(b)));
     if (b->limits.memory_bytes > 0) {
         (void)json_object_set_new(h, "Memory", json_integer(b->limits.memory_bytes));
         (void)json_object_set_new(h, "MemorySwap", json_integer(b->limits.memory_bytes));

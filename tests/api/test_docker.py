@@ -185,6 +185,28 @@ def test_limits_hold_and_the_sandbox_survives(client):
     client.terminate(lease)
 
 
+def test_files_leave_some_memory(client):
+    """Whatever is filled, commands and files go on; and where the memory ends after all commands end before what leads them."""
+    lease = client.lease(limits={"memory_max": 24 << 20})
+    r = client.exec(lease, "for d in /workspace /tmp $HOME /dev/shm; do cat /dev/zero > $d/big; done 2>/dev/null; cat /proc/self/oom_score_adj /proc/1/oom_score_adj", timeout=60)
+    assert r["killed_by"] is None and r["stdout"] == "500\n0\n", r
+    assert client.write(lease, "more", b"x").code == "sandbox_disk_full"
+    r = client.exec(lease, "rm /workspace/big; mkdir d; i=0; while true 2>/dev/null > d/$i; do i=$((i+1)); done; echo $i", timeout=60)
+    assert 2000 < int(r["stdout"]) < 3100 and client.write(lease, "more", b"x").code == "sandbox_disk_full", r
+    assert client.delete(client.file_url(lease, "d", recursive="1")).status == 204 and client.write(lease, "more", b"x").status == 201
+    assert client.exec(lease, "cat more")["stdout"] == "x"
+    client.terminate(lease)
+
+
+def test_a_disk_of_next_to_nothing(client):
+    lease = client.lease(limits={"disk_max": 1})
+    r = client.exec(lease, "ulimit -Hn; for d in /workspace /tmp $HOME /dev/shm; do dd if=/dev/zero of=$d/f bs=4k count=64 2>/dev/null; stat -c %s $d/f; done")
+    files, *sizes = map(int, r["stdout"].split())
+    assert 256 <= files <= 65536 and state(client, lease)["metadata"]["limits_enforced"]["open_files"] == "rlimit"
+    assert sizes == [4096] * 4, r  # a page
+    client.terminate(lease)
+
+
 def test_a_full_disk(client):
     lease = client.lease(limits={"memory_max": 256 << 20, "disk_max": 8 << 20})
     r = client.write(lease, "big", b"x" * (9 << 20))
