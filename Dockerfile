@@ -10,7 +10,8 @@ RUN cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DSG_TESTS=OFF && cm
 FROM debian:trixie-slim
 RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap slirp4netns ca-certificates git tini \
       libmicrohttpd12t64 libjansson4 libssl3t64 libsqlite3-0 libseccomp2 libyaml-0-2 libarchive13t64 libwslay1 libcurl4t64 && \
-    rm -rf /var/lib/apt/lists/* && useradd --system --home-dir /var/lib/sandgate --create-home sandgate
+    rm -rf /var/lib/apt/lists/* && useradd --system --home-dir /var/lib/sandgate sandgate && \
+    install -d -o sandgate -g sandgate -m 0700 /var/lib/sandgate
 COPY --from=build /src/build/sandgate /src/build/sandgate-agent /usr/local/bin/
 USER sandgate
 VOLUME /var/lib/sandgate

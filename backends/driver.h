@@ -374,7 +374,7 @@ struct sg_driver_ops {
     void (*report)(struct sg_driver *d, struct sg_provider_report *ret);
     /* MAY: reads its credentials again. -1: it keeps those that it has. */
     int (*reload)(struct sg_driver *d, struct sg_error *err);
-    /* MUST. Everything of the driver ends; all sandboxes are gone when it returns. May block (shutdown only). */
+    /* MUST. Everything of the driver ends; sandboxes that do not outlive the server are gone when it returns. May block (shutdown only). */
     void (*free)(struct sg_driver *d);
 };
 

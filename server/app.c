@@ -166,6 +166,7 @@ static int build_service(struct app *a, struct sg_error *err)
     struct sg_service_config sc = {.lease_timeout_default_ms = c->leases.timeout_default_ms,
                                    .lease_timeout_max_ms = c->leases.timeout_max_ms,
                                    .lease_idle_timeout_ms = c->leases.idle_timeout_ms,
+                                   .leave_leases = c->leases.at_shutdown == SG_LEASES_KEEP,
                                    .exec_timeout_default_ms = c->exec.timeout_default_ms,
                                    .exec_timeout_max_ms = c->exec.timeout_max_ms,
                                    .exec_output_max = c->exec.max_output_bytes,

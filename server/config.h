@@ -16,6 +16,9 @@
 #include "base/secret.h"
 #include "http/auth.h"
 
+/* What becomes at the end of a server of leases whose sandboxes can outlive it. */
+enum sg_leases_at_shutdown { SG_LEASES_TERMINATE, SG_LEASES_KEEP };
+
 /* A local pool. The strings of `pool` belong to the configuration. */
 struct sg_config_pool {
     struct sg_local_pool_config pool;
@@ -90,6 +93,7 @@ struct sg_config {
         int64_t timeout_max_ms;
         int64_t retention_ms;
         int64_t idle_timeout_ms; /* 0: none */
+        enum sg_leases_at_shutdown at_shutdown;
     } leases;
     struct {
         int64_t timeout_default_ms;

@@ -100,7 +100,7 @@ static int map_and_open(struct sg_namespaces *ns, pid_t pid, int sock, uint32_t 
         }
         ns->sealed = heard == 's';
         if ((ns->user = open_ns(pid, "user")) < 0) {
-            return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot open a slot's user namespace");
+            return sg_error_sys(err, SG_UNAVAILABLE, errno, "cannot open a slot's user namespace (a container needs CAP_SYS_PTRACE)");
         }
     }
     if ((ns->cgroup = open_ns(pid, "cgroup")) < 0) {

@@ -171,7 +171,7 @@ static pid_t fork_daemon(bool root_server, struct sg_error *err)
         err, SG_UNAVAILABLE, errno,
         "no user namespaces for ordinary users: set the sysctls user.max_user_namespaces > 0, "
         "kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0 (those "
-        "that exist), or run as root");
+        "that exist), or run as root; a container needs a seccomp profile that allows clone3, unshare and mount");
 }
 
 static int take_ready(struct sg_spawner *sp, struct sg_error *err)

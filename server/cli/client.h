@@ -8,7 +8,7 @@
 
 #include "cli/cli.h"
 
-#define SG_CLI_URL_OPTION {"url", "URL", "the server; default $SANDGATE_URL or http://127.0.0.1:8080"}
+#define SG_CLI_URL_OPTION {"url", "URL", "the server; default $SANDGATE_URL or http://127.0.0.1:8080; a token for it is in $SANDGATE_TOKEN"}
 #define SG_CLI_JSON_OPTION {"json", NULL, "print JSON"}
 
 /* Sends a request without a body. path begins with '/'. 0: *ret is the answer (NULL when it is empty) and *ret_status its

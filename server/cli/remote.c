@@ -78,7 +78,12 @@ static int print_status(const json_t *all, bool is_ready)
     sg_cleanup(sg_free_p) char *detail = sg_cli_text(json_object_get(all, "ready"), "detail");
     const json_t *items = json_object_get(json_object_get(all, "backends"), "items");
     (void)printf("sandgate %s: %s%s%s\n", version, is_ready ? "ready" : "not ready", *detail != '\0' ? ": " : "", detail);
-    return items != NULL ? print_items(items, columns, SG_COUNT_OF(columns)) : SG_CLI_OK;
+    if (items == NULL) { /* being ready is for everybody to know, backends are not */
+        sg_cleanup(sg_free_p) char *why = sg_cli_text(json_object_get(all, "backends"), "detail");
+        (void)printf("backends: %s (SANDGATE_TOKEN)\n", why);
+        return SG_CLI_OK;
+    }
+    return print_items(items, columns, SG_COUNT_OF(columns));
 }
 
 int sg_cli_status(const struct sg_cli_args *a)

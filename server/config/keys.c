@@ -29,6 +29,7 @@ static const char *const egresses[] = {[SG_EGRESS_NONE] = "none", [SG_EGRESS_LOO
                                        [SG_EGRESS_RESTRICTED] = "restricted", [SG_EGRESS_OPEN] = "open", NULL};
 static const char *const disks[] = {[SG_DISK_TMPFS] = "tmpfs", [SG_DISK_DIR] = "dir", NULL};
 static const char *const archives[] = {"home", "work", "runtime", "tmp", NULL};
+static const char *const at_shutdown[] = {[SG_LEASES_TERMINATE] = "terminate", [SG_LEASES_KEEP] = "keep", NULL};
 static const char *const docker_agents[] = {[SG_DOCKER_AGENT_AUTO] = "auto", [SG_DOCKER_AGENT_SHARE] = "share", [SG_DOCKER_AGENT_ENGINE] = "engine", NULL};
 static const char *const levels[] = {[SG_LOG_DEBUG] = "debug", [SG_LOG_INFO] = "info", [SG_LOG_WARN] = "warn",
                                      [SG_LOG_ERROR] = "error", NULL};
@@ -194,6 +195,8 @@ static const struct conf_key top_keys[] = {
      RANGE(SECOND, 365 * DAY), .help = "how long ended leases and stored answers are remembered"},
     {.section = "leases", .name = "idle_timeout", .type = CONF_DURATION, TOP(leases.idle_timeout_ms), .def = "0",
      RANGE(0, 365 * DAY), .help = "ends leases nobody uses, 0: never"},
+    {.section = "leases", .name = "at_shutdown", .type = CONF_ENUM, TOP(leases.at_shutdown), .def = "terminate", .choices = at_shutdown,
+     .help = "what becomes of leases when the server is stopped; keep: those of docker and e2b go on with the next server, the others end"},
 
     {.section = "exec", .name = "timeout_default", .type = CONF_DURATION, TOP(exec.timeout_default_ms), .def = "5m",
      RANGE(1, 365 * DAY), .help = "of a command that names none"},

@@ -136,7 +136,7 @@ static enum sg_lease_state end_state(enum sg_end why)
 bool sg_entry_begin_end(struct sg_entry *e, enum sg_end why, const char *detail, struct sg_after *a)
 {
     bool ready = e->lease.state == SG_LEASE_READY;
-    if (!e->held || (!ready && e->lease.state != SG_LEASE_CREATING)) {
+    if (!e->held || e->left || (!ready && e->lease.state != SG_LEASE_CREATING)) {
         return false;
     }
     const char *reason = detail != NULL ? detail : end_reason(why);
@@ -189,6 +189,36 @@ size_t sg_registry_end_all(struct sg_registry *r, enum sg_end why)
     {
         n += e->held;
         (void)sg_entry_begin_end(e, why, NULL, &after);
+    }
+    pthread_mutex_unlock(&r->lock);
+    sg_after_run(r, &after);
+    return n;
+}
+
+static void leave(struct sg_entry *e, struct sg_after *a)
+{
+    struct sg_after_step *s = sg_after_add(a, e);
+    s->cancel = true;
+    s->drop = e->sandbox;
+    e->sandbox = NULL;
+    e->left = true;
+    sg_due_remove(e->reg, e);
+}
+
+size_t sg_registry_leave_all(struct sg_registry *r)
+{
+    struct sg_after after;
+    struct sg_entry *e, *next;
+    size_t n = 0;
+    sg_after_init(&after);
+    pthread_mutex_lock(&r->lock);
+    r->closed = true;
+    HASH_ITER(by_id, r->by_id, e, next)
+    {
+        if (e->held && e->outlives && !e->left && e->lease.state == SG_LEASE_READY) {
+            leave(e, &after);
+            n++;
+        }
     }
     pthread_mutex_unlock(&r->lock);
     sg_after_run(r, &after);
@@ -378,6 +408,8 @@ static int use_begin(struct sg_entry *e, bool exec, int64_t max_execs, struct sg
 static void use_end(struct sg_entry *e, bool exec, bool counts)
 {
     struct sg_registry *r = e->reg;
+    struct sg_after after;
+    sg_after_init(&after);
     pthread_mutex_lock(&r->lock);
     e->uses--;
     e->tenant->execs -= exec;
@@ -385,10 +417,13 @@ static void use_end(struct sg_entry *e, bool exec, bool counts)
     if (counts) {
         e->idle_from_ms = sg_now_ms();
     }
-    if (e->uses == 0 && e->lease.state == SG_LEASE_READY) {
+    if (e->left) {
+        sg_entry_wake(e, &after);
+    } else if (e->uses == 0 && e->lease.state == SG_LEASE_READY) {
         sg_due_set(r, e);
     }
     pthread_mutex_unlock(&r->lock);
+    sg_after_run(r, &after);
 }
 
 int sg_entry_use_begin(struct sg_entry *e, struct sg_sandbox **ret, struct sg_error *err)

@@ -30,7 +30,7 @@ static bool matches(const struct sg_entry *e, const struct sg_lease_query *q)
     const struct sg_lease *l = &e->lease;
     return (q->states == 0 || (q->states >> l->state & 1U) != 0) && text_is(l->terms->tenant, q->tenant) &&
            text_is(l->provider, q->provider) && text_is(l->terms->trajectory_id, q->trajectory_id) &&
-           !sg_entry_past_retention(e);
+           !sg_entry_is_left(e) && !sg_entry_past_retention(e);
 }
 
 static int look(struct sg_registry *r, const struct sg_lease_query *q, struct memory *ret,

@@ -169,7 +169,7 @@ void sg_registry_adopted(struct sg_registry *r, struct sg_entry *e, struct sg_sa
     struct sg_after after;
     sg_after_init(&after);
     pthread_mutex_lock(&r->lock);
-    if (e->held && e->sandbox == NULL) {
+    if (e->held && !e->left && e->sandbox == NULL) {
         e->sandbox = r->cfg.sandbox_ref(sb);
         if (e->lease.state == SG_LEASE_READY) {
             int64_t left_ms = (e->lease.expires_us - sg_wall_us()) / 1000;

@@ -181,12 +181,17 @@ void sg_after_run(struct sg_registry *r, struct sg_after *a)
 
 /* ---- states and waiters ---- */
 
+bool sg_entry_is_left(const struct sg_entry *e)
+{
+    return e->left && e->uses == 0;
+}
+
 static bool has_it(const struct sg_entry *e, enum sg_wait_for what)
 {
     if (what != SG_WAIT_ENDED) {
         return e->lease.state != SG_LEASE_CREATING && (what != SG_WAIT_AT_REST || e->lease.state != SG_LEASE_RELEASING);
     }
-    return sg_lease_state_ended(e->lease.state) && !e->held && e->unwritten == 0;
+    return sg_entry_is_left(e) || (sg_lease_state_ended(e->lease.state) && !e->held && e->unwritten == 0);
 }
 
 void sg_entry_wake(struct sg_entry *e, struct sg_after *a)

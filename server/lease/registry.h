@@ -166,6 +166,11 @@ void sg_registry_ended(struct sg_registry *r, struct sg_entry *e, const struct s
  * nothing is reserved any more from then on (SG_SHUTTING_DOWN). */
 size_t sg_registry_end_all(struct sg_registry *r, enum sg_end why);
 
+/* For a shutdown that another server follows: ready leases whose sandboxes outlive this one stay as they are written down. Their commands are
+ * cancelled, their sandboxes let go of; nothing ends them here any more, and once nothing uses them they count as ended for SG_WAIT_ENDED and
+ * are in no list. Nothing is reserved any more from then on. Returns how many were left now. */
+size_t sg_registry_leave_all(struct sg_registry *r);
+
 /* The sandbox, one reference, in whatever state the lease is; NULL when it has none. For on_end, which
  * terminates it. */
 struct sg_sandbox *sg_entry_sandbox(struct sg_entry *e);

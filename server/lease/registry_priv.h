@@ -38,6 +38,7 @@ struct sg_entry {
     int64_t on_hold; /* micro-dollars of its tenant's */
     bool stored;     /* its row is in the store */
     bool outlives;
+    bool left;       /* to the server after this one */
     bool committing;    /* its row as a ready lease is being written */
     unsigned unwritten; /* rows about its end on their way */
     bool by_trajectory_on, by_key_on;
@@ -116,6 +117,8 @@ void sg_entry_step(struct sg_entry *e, enum sg_lease_state to, const char *reaso
 void sg_entry_step_at(struct sg_entry *e, enum sg_lease_state to, const char *reason, int64_t at_us, struct sg_after *a);
 void sg_entry_wake(struct sg_entry *e, struct sg_after *a);
 void sg_entry_release_quota(struct sg_entry *e);
+/* To the next server, and nothing of it goes on here. */
+bool sg_entry_is_left(const struct sg_entry *e);
 bool sg_entry_past_retention(const struct sg_entry *e);
 
 /* ---- spend.c: with the lock held, but for the last ---- */

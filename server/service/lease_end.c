@@ -236,11 +236,26 @@ static bool wait_for_page(struct sg_service *s, int64_t deadline_ms)
     return some;
 }
 
+/* Those that go on with the next server: how many. */
+static size_t leave_all(struct sg_service *s)
+{
+    return s->cfg.leave_leases ? sg_registry_leave_all(s->leases) : 0;
+}
+
 void sg_service_end_all(struct sg_service *s, int64_t deadline_ms)
 {
+    struct sg_log_line line;
+    size_t left = 0;
+
     sg_service_drain(s);
-    do
+    do {
+        left += leave_all(s);
         sg_registry_end_all(s->leases, SG_END_SHUTDOWN);
-    while (wait_for_page(s, deadline_ms) && sg_now_ms() < deadline_ms);
+    } while (wait_for_page(s, deadline_ms) && sg_now_ms() < deadline_ms);
+    if (left > 0) {
+        sg_log_begin(&line, s->parts.log, SG_LOG_INFO, "leases_left");
+        sg_log_int(&line, "leases", (int64_t)left);
+        sg_log_end(&line);
+    }
     sg_archives_stop(s->archives);
 }

@@ -25,6 +25,7 @@ struct sg_service_config {
     int64_t lease_timeout_default_ms;
     int64_t lease_timeout_max_ms;
     int64_t lease_idle_timeout_ms; /* 0: none */
+    bool leave_leases;             /* at the end: what outlives the server is the next one's */
     int64_t exec_timeout_default_ms;
     int64_t exec_timeout_max_ms;
     size_t exec_output_max;  /* default and maximum of max_output_bytes */
@@ -65,7 +66,7 @@ int sg_service_new(const struct sg_service_config *cfg, const struct sg_service_
 struct sg_service *sg_service_free(struct sg_service *s);
 /* From here on: no new leases. */
 void sg_service_drain(struct sg_service *s);
-/* Ends every lease; done when nothing of them runs any more or deadline_ms (sg_now_ms) has passed. Blocks: shutdown only. */
+/* Ends every lease (with leave_leases: that does not outlive the server); done when nothing of them runs any more or deadline_ms (sg_now_ms) has passed. Blocks: shutdown only. */
 void sg_service_end_all(struct sg_service *s, int64_t deadline_ms);
 
 /* Once, before requests: takes over what a server before this one has left behind. *ret_lost: leases whose sandboxes ended with it. Blocks

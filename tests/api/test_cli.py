@@ -72,6 +72,13 @@ def test_status(server, ask):
     assert json.loads(run("status", "--json", "--url", f"http://127.0.0.1:{server.port}/v1/", env={"SANDGATE_TOKEN": TOKEN})) == v
 
 
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_status_without_a_right_token(ask, token):
+    """What a health check needs, and why there is no more."""
+    first, second = ask("status", token=token).splitlines()
+    assert first.endswith(": ready") and "token" in second and "SANDGATE_TOKEN" in second
+
+
 def test_leases(server, ask):
     id = server.c.lease(trajectory_id="from-a-test")
     listed = json.loads(ask("lease", "ls", "--json"))

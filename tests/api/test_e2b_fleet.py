@@ -62,16 +62,26 @@ def test_leases_are_found_again_after_a_kill(standin):
         wait_until(lambda: len(ids(standin)) == 3, 20)
         s.kill9()
         standin.order({"op": "connect", "kind": "status", "status": 500, "times": 5})
+        s.config["leases"] = {"at_shutdown": "keep"}
         s.start()
         c = s.client()
 
         def alive():
-            r = c.post(f"/leases/{kept}/exec", {"command": "cat here"})
+            r = s.client().post(f"/leases/{kept}/exec", {"command": "cat here"})
             assert r.status in (200, 503), r
             return r.status == 200 and r.json()["stdout"] == "still\n"
         wait_until(alive, 30)
         wait_until(lambda: c.get(f"/leases/{ended}").json()["state"] == "expired", 20)
-        wait_until(lambda: ids(standin) == [c.get(f"/leases/{kept}").json()["sandbox_id"]], 20)
+        sandbox = c.get(f"/leases/{kept}").json()["sandbox_id"]
+        wait_until(lambda: ids(standin) == [sandbox], 20)
+        # The same when a server is stopped that is to keep them: it kills what runs, and leaves the rest.
+        assert c.post(f"/leases/{kept}/exec", {"command": "sleep 600", "detach": True}).status == 202
+        assert s.stop() == 0 and ids(standin) == [sandbox]
+        s.start()
+        wait_until(alive, 30)
+        c = s.client()
+        assert not c.exec(kept, "pgrep -x sleep")["stdout"]
+        c.terminate(kept)
     gone(standin)
 
 

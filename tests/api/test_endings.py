@@ -221,7 +221,8 @@ def test_waiting_for_a_slot_ends_with_the_server():
 
 
 def test_a_second_signal_ends_the_drain_at_once_and_cleanly():
-    with closing(Server({"local_bwrap": {"size": 1}, "server": {"drain_timeout": "120s"}}).start()) as s:
+    """And keeping leases means those that outlive their server: not of this backend."""
+    with closing(Server({"local_bwrap": {"size": 1}, "server": {"drain_timeout": "120s"}, "leases": {"at_shutdown": "keep"}}).start()) as s:
         s.wait_slots(1)
         c, mark = s.client(), mark_of(s, "hurry")
         id = c.lease()

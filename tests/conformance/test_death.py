@@ -46,7 +46,26 @@ def test_a_sandbox_that_dies(server, client, backend):
     client.terminate(again.lease)
 
 
+def on_with_the_next_server(s, box, seconds):
+    """leases.at_shutdown keep: an upgrade takes no lease along, only what runs in it."""
+    eid = box.detach(f"(setsid sleep {seconds} &); sleep {seconds}")
+    wait_until(lambda: len(sleeping(seconds)) >= 2)
+    assert s.stop() == 0
+    [event] = [e for e in s.log_events() if e["event"] == "leases_left"]
+    assert event["leases"] == 1
+    s.start()
+    box = Box(s, box.lease)
+    l = box.client.get(box.url).json()
+    assert (l["state"], l["reason"]) == ("ready", None), l
+    r = wait_until(lambda: (lambda r: r if r.status != 503 else None)(box.client.get(f"{box.url}/exec/{eid}")), what="the sandbox found again")
+    assert r.status == 404, r
+    assert box.read("f").body == b"kept" and box.out("echo usable") == "usable\n"
+    assert any(e["event"] == "lease.ready" and e["lease_id"] == box.lease for e in box.client.get("/audit?limit=1000").json()["items"])
+    return box
+
+
 def test_a_server_that_is_killed(arguments, backend):
+    arguments = {**arguments, "config": {**arguments["config"], "leases": {"at_shutdown": "keep"}}}
     with Server(**arguments) as s:
         box, seconds = Box(s, s.client().lease()), own_time()
         box.write("f", b"kept")
@@ -61,6 +80,7 @@ def test_a_server_that_is_killed(arguments, backend):
         assert r.status in (404, 410) or r.json()["state"] in ("lost", "killed", "running"), r
         if backend.outlives:
             assert box.read("f").body == b"kept" and box.out("echo usable; cat f") == "usable\nkept"
+            box = on_with_the_next_server(s, box, seconds)
             box.client.terminate(box.lease)
         else:
             gone(box)
