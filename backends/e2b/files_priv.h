@@ -45,9 +45,10 @@ struct e2b_send_args {
     void *arg;
 };
 int e2b_send(struct e2b_sandbox *sb, const struct e2b_send_args *a, struct sg_error *err);
-/* That name goes; a while later also because what was sent to it may still be on its way, or only then because it may be in use. */
+/* That name goes; a while later also because what was sent to it may still be on its way, or only then because it may be in use.
+ * done (MAY be NULL): nothing more is done about it now, after 10 s at most. */
 enum e2b_drop_when { E2B_DROP_NOW, E2B_DROP_NOW_AND_LATER, E2B_DROP_LATER };
-void e2b_drop(struct e2b_sandbox *sb, const char *temp, enum e2b_drop_when when);
+void e2b_drop(struct e2b_sandbox *sb, const char *temp, enum e2b_drop_when when, void (*done)(void *arg), void *arg);
 /* err of a step before any change, as the caller is to hear it. */
 void e2b_unchanged(const struct sg_error *err, struct sg_error *ret);
 /* Where the daemon has the bytes of the file path. Caller frees. */

@@ -34,6 +34,7 @@ struct upload {
     struct sg_file_sink_done opened;
     void (*committed)(void *arg, const struct sg_file_stat *st, bool created, const struct sg_error *err);
     void *committed_arg;
+    struct sg_error told; /* of a commit that failed */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t room;
@@ -51,6 +52,7 @@ static void upload_unref(struct upload *u)
     sg_pipe_unref(u->pipe);
     sg_cancel_unref(u->cancel);
     sg_error_clear(&u->why);
+    sg_error_clear(&u->told);
     pthread_cond_destroy(&u->room);
     pthread_mutex_destroy(&u->lock);
     sg_sandbox_unref(&u->sb->base);
@@ -77,22 +79,27 @@ static void commit_ran(void *arg, const char *out, size_t len, const struct sg_e
     upload_unref(u);
 }
 
-/* The temporary name goes; consumes a reference. Of a call that broke off the daemon may hear only later. */
+static void dropped(void *arg)
+{
+    struct upload *u = arg;
+
+    if (u->committed)
+        u->committed(u->committed_arg, NULL, false, &u->told);
+    upload_unref(u);
+}
+
+/* The temporary name goes, and only then is told why; consumes a reference. Of a call that broke off the daemon may hear only later. */
 static void drop(struct upload *u)
 {
     bool unknown = u->why.code == SG_CANCELLED || sg_origin_unknown(&u->why);
-    e2b_drop(u->sb, u->temp, unknown ? E2B_DROP_NOW_AND_LATER : E2B_DROP_NOW);
-    upload_unref(u);
+    e2b_drop(u->sb, u->temp, unknown ? E2B_DROP_NOW_AND_LATER : E2B_DROP_NOW, dropped, u);
 }
 
 static void commit_failed(void *arg, const struct sg_error *err)
 {
     struct upload *u = arg;
-    struct sg_error why = {0};
 
-    e2b_unchanged(err, &why);
-    u->committed(u->committed_arg, NULL, false, &why);
-    sg_error_clear(&why);
+    e2b_unchanged(err, &u->told);
     drop(u);
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/json.h"
 
+#define DROP_MS 10000 /* somebody waits */
 #define LATE_MS 10000 /* how late the daemon may be with what was sent to it */
 
 void e2b_unchanged(const struct sg_error *err, struct sg_error *ret)
@@ -85,6 +86,8 @@ struct drop {
     struct e2b_sandbox *sb;
     char *temp;
     bool later; /* there is still to come one */
+    void (*done)(void *arg);
+    void *arg;
 };
 
 static void drop_now(struct drop *d);
@@ -107,6 +110,9 @@ static void dropped(void *arg, const char *out SG_UNUSED, size_t len SG_UNUSED, 
 {
     struct drop *d = arg;
 
+    if (d->done != NULL)
+        d->done(d->arg);
+    d->done = NULL;
     if (d->later)
         sg_alarm(d->sb->d->alarms, LATE_MS, drop_later, d);
     else
@@ -117,14 +123,14 @@ static void drop_now(struct drop *d)
 {
     sg_cleanup(sg_free_p) char *temp = e2b_hex(d->temp);
 
-    e2b_file_run(d->sb, &(struct e2b_file_call){.args = {"drop", temp}, .done = dropped, .arg = d});
+    e2b_file_run(d->sb, &(struct e2b_file_call){.args = {"drop", temp}, .limit_ms = DROP_MS, .done = dropped, .arg = d});
 }
 
-void e2b_drop(struct e2b_sandbox *sb, const char *temp, enum e2b_drop_when when)
+void e2b_drop(struct e2b_sandbox *sb, const char *temp, enum e2b_drop_when when, void (*done)(void *arg), void *arg)
 {
     struct drop *d = sg_xcalloc(1, sizeof *d);
 
-    *d = (struct drop){.sb = (struct e2b_sandbox *)sg_sandbox_ref(&sb->base), .temp = sg_xstrdup(temp), .later = when != E2B_DROP_NOW};
+    *d = (struct drop){.sb = (struct e2b_sandbox *)sg_sandbox_ref(&sb->base), .temp = sg_xstrdup(temp), .later = when != E2B_DROP_NOW, .done = done, .arg = arg};
     if (when == E2B_DROP_LATER)
         dropped(d, "", 0, NULL);
     else

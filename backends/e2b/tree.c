@@ -220,19 +220,31 @@ struct unpacking {
     struct sg_pipe *records;
     char *path, *temp;
     struct sg_done done;
+    struct sg_error why;
 };
 
-static void unpack_over(struct unpacking *u, const struct sg_error *err)
+static void unpack_told(void *arg)
 {
-    u->done.fn(u->done.arg, err);
-    if (err && u->temp)
-        e2b_drop(u->sb, u->temp, err->code == SG_OUTCOME_UNKNOWN ? E2B_DROP_LATER : E2B_DROP_NOW_AND_LATER);
+    struct unpacking *u = arg;
+
+    u->done.fn(u->done.arg, u->why.code == SG_OK ? NULL : &u->why);
+    sg_error_clear(&u->why);
     sg_pipe_stop(u->records);
     sg_pipe_unref(u->records);
     sg_sandbox_unref(&u->sb->base);
     free(u->path);
     free(u->temp);
     free(u);
+}
+
+static void unpack_over(struct unpacking *u, const struct sg_error *err)
+{
+    if (err)
+        sg_error_copy(&u->why, err);
+    if (err && u->temp)
+        e2b_drop(u->sb, u->temp, err->code == SG_OUTCOME_UNKNOWN ? E2B_DROP_LATER : E2B_DROP_NOW_AND_LATER, unpack_told, u);
+    else
+        unpack_told(u);
 }
 
 static void unpacked(void *arg, const char *out SG_UNUSED, size_t len SG_UNUSED, const struct sg_error *err)
