@@ -15,7 +15,7 @@ class Standin:
         self.args = args
 
     def __enter__(self):
-        env = {**os.environ, "E2B_STANDIN_KEY": self.key, "PYTHONDONTWRITEBYTECODE": "1"}
+        env = {**os.environ, "E2B_STANDIN_KEY": self.key}
         self.process = subprocess.Popen([sys.executable, os.path.join(HERE, "standin.py"), *self.args], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, env=env)
         self.url = f"http://127.0.0.1:{json.loads(self.process.stdout.readline())['port']}"
