@@ -45,17 +45,16 @@ size_t sg_facts_count(void)
 
 struct sg_driver_facts sg_facts_at(size_t i, const struct sg_facts_settings *s)
 {
-    static const struct sg_facts_settings nothing = {SG_EGRESS_NONE, SG_EGRESS_NONE, false, false};
+    static const struct sg_facts_settings nothing = {SG_EGRESS_NONE, SG_EGRESS_NONE, false};
     const struct row *r = &rows[i];
     struct sg_driver_facts f = {.name = r->name,
                                 .caps = r->caps,
                                 .free = r->free,
-                                .tty = sg_streq(r->name, "local_bwrap") || sg_streq(r->name, "e2b"),
+                                .tty = sg_streq(r->name, "docker") || sg_streq(r->name, "local_bwrap") || sg_streq(r->name, "e2b"),
                                 .outlives_server = r->outlives_server,
                                 .credentials = r->credentials};
     if (!s)
         s = &nothing;
-    f.tty = f.tty || (sg_streq(r->name, "docker") && !s->docker_far);
     if ((sg_streq(r->name, "docker") && sg_egress_reaches_out(s->docker_egress)) ||
         (sg_streq(r->name, "local_bwrap") && sg_egress_reaches_out(s->local_bwrap_egress)))
         f.caps |= SG_CAP_NETWORK;

@@ -8,7 +8,6 @@
 struct sg_facts_settings {
     enum sg_egress local_bwrap_egress;
     enum sg_egress docker_egress;
-    bool docker_far;    /* containers are reached through their engine alone */
     bool modal_volumes; /* persistent volumes are configured */
 };
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <termios.h>
 #include <unistd.h>
 
@@ -26,7 +27,8 @@ void sg_agent_terminal_unfit(struct sg_agent_exec *x, const char *why)
 
 int sg_agent_terminal_take(struct sg_agent_exec *x, int fd)
 {
-    if (x->state != STARTING || !x->tty || x->master >= 0 || x->unfit.code != SG_OK || sg_agent_check_terminal(fd) != NULL) {
+    bool far = x->agent->o.far; /* its relay has the terminal, and this is a way there */
+    if (x->state != STARTING || !x->tty || x->master >= 0 || x->unfit.code != SG_OK || (!far && sg_agent_check_terminal(fd) != NULL)) {
         sg_close(fd);
         return -1;
     }
@@ -37,7 +39,7 @@ int sg_agent_terminal_take(struct sg_agent_exec *x, int fd)
         return 0;
     }
     /* Without it the terminal counts as ended whenever no process has it open. */
-    x->slave = ioctl(fd, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    x->slave = far ? -1 : ioctl(fd, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
     x->out.watch.fd = fd;
     pthread_mutex_lock(&x->lock);
     x->master = fd;
@@ -54,6 +56,8 @@ void sg_agent_terminal_let_go(struct sg_agent_exec *x)
 int sg_agent_terminal_type_end(struct sg_agent_exec *x)
 {
     struct termios t;
+    if (x->agent->o.far)
+        return shutdown(x->in.fd, SHUT_WR) != 0 ? -errno : 0;
     if (tcgetattr(x->in.fd, &t) != 0)
         return -errno;
     char end = (char)t.c_cc[VEOF];
@@ -64,6 +68,11 @@ int sg_agent_terminal_type_end(struct sg_agent_exec *x)
         x->ends_typed++;
     }
     return 0;
+}
+
+static int terminal_ended(struct sg_error *err)
+{
+    return sg_error_set(err, SG_CONFLICT, "the command's terminal has ended");
 }
 
 /* ---- what may have to wait for processes of the sandbox ---- */
@@ -123,22 +132,70 @@ void sg_agent_terminal_close(struct sg_agent_exec *x, int fd)
     if (x->master == fd)
         x->master = -1;
     pthread_mutex_unlock(&x->lock);
-    close_later(job_new(x, fd));
+    if (x->agent->o.far)
+        sg_close(fd);
+    else
+        close_later(job_new(x, fd));
+}
+
+/* ---- a terminal that a relay has ---- */
+
+struct far_resize {
+    struct sg_call call;
+    struct sg_done done;
+};
+
+static int far_resized(struct sg_call *c, const struct sg_agent_msg *m, int fd, const struct sg_error *err)
+{
+    struct far_resize *z = sg_container_of(c, struct far_resize, call);
+    struct sg_error why = {0};
+    (void)fd;
+    if (m == NULL)
+        sg_error_copy(&why, err);
+    else if (m->u.done.error != 0)
+        terminal_ended(&why);
+    z->done.fn(z->done.arg, why.code != SG_OK ? &why : NULL);
+    sg_error_clear(&why);
+    free(z);
+    return 0;
+}
+
+static int far_resize(struct sg_agent_exec *x, unsigned rows, unsigned cols, const struct sg_done *done, struct sg_error *err)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_RESIZE, .u.resize = {x->call.id, rows, cols}};
+    struct far_resize *z = sg_xcalloc(1, sizeof *z);
+    *z = (struct far_resize){.call = {.answer = far_resized}, .done = *done};
+    if (sg_agent_call(x->agent, &z->call, &m, NULL, err) == 0)
+        return 0;
+    free(z);
+    return -1;
+}
+
+static int terminal_dup(struct sg_agent_exec *x, int *ret, struct sg_error *err)
+{
+    pthread_mutex_lock(&x->lock);
+    bool open = x->master >= 0;
+    bool far = x->agent->o.far;
+    *ret = open && !far ? fcntl(x->master, F_DUPFD_CLOEXEC, 0) : -1;
+    int e = errno;
+    pthread_mutex_unlock(&x->lock);
+    if (!open)
+        return terminal_ended(err);
+    if (!far && *ret < 0) {
+        sg_error_sys(err, SG_OVERLOADED, e, "cannot resize the terminal");
+        return sg_error_retry_after(err, 1);
+    }
+    return 0;
 }
 
 int sg_agent_terminal_resize(struct sg_exec *pub, unsigned rows, unsigned cols, const struct sg_done *done, struct sg_error *err)
 {
     struct sg_agent_exec *x = (struct sg_agent_exec *)pub;
-    pthread_mutex_lock(&x->lock);
-    bool open = x->master >= 0;
-    int fd = open ? fcntl(x->master, F_DUPFD_CLOEXEC, 0) : -1;
-    pthread_mutex_unlock(&x->lock);
-    if (!open)
-        return sg_error_set(err, SG_CONFLICT, "the command's terminal has ended");
-    if (fd < 0) {
-        sg_error_sys(err, SG_OVERLOADED, errno, "cannot resize the terminal");
-        return sg_error_retry_after(err, 1);
-    }
+    int fd;
+    if (terminal_dup(x, &fd, err) < 0)
+        return -1;
+    if (x->agent->o.far)
+        return far_resize(x, rows, cols, done, err);
     struct job *j = job_new(x, fd);
     j->size = (struct winsize){.ws_row = (unsigned short)rows, .ws_col = (unsigned short)cols};
     j->done = *done;

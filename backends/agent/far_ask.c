@@ -1,6 +1,7 @@
 /* What the client asks for, with channels in the place of its descriptors. */
 #include "backends/agent/far_priv.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -94,7 +95,13 @@ static void send_spawn(struct far *f, struct far_parcel *p, const struct sg_agen
     struct sg_mux_channel *c[SG_MUX_NAMED_MAX] = {NULL};
     bool blob = m->u.spawn.flags & SG_AGENT_SPAWN_BLOB, in = m->u.spawn.flags & SG_AGENT_SPAWN_STDIN;
     unsigned first = blob ? 1 : 0;
+    const struct far_call *terminal = far_call_find(f, m->id);
     names[0] = p->content;
+    if (terminal != NULL) {
+        names[first] = terminal->channel;
+        sg_mux_send_packet(f->mux, names, first + 1, p->data, p->len);
+        return;
+    }
     for (unsigned i = first; i < p->n; i++) {
         names[i] = ++f->last_channel;
         c[i] = sg_mux_add(f->mux, names[i], in && i == first ? SG_MUX_OUT : SG_MUX_IN, NULL);
@@ -150,7 +157,7 @@ static void send_ready(struct far *f)
 void far_sent(void *arg, struct sg_mux_channel *c)
 {
     struct far *f = arg;
-    struct far_parcel *p = sg_mux_owner(c);
+    struct far_parcel *p = sg_mux_way(c) == SG_MUX_OUT ? sg_mux_owner(c) : NULL; /* a connection belongs to a call */
     if (p != NULL) {
         p->ready = true;
         send_ready(f);
@@ -268,6 +275,32 @@ static int ask_with_content(struct far *f, const struct sg_agent_msg *m, const v
     return send_content(f, p, m);
 }
 
+/* The terminal's channel is there before it is asked for. */
+static int ask_spawn(struct far *f, const struct sg_agent_msg *m, const void *data, size_t len, int *fds, unsigned n)
+{
+    if ((m->u.spawn.flags & SG_AGENT_SPAWN_TTY) != 0) {
+        struct far_call *k = call_new(f, m->id, CALL_TERMINAL);
+        int fd = make_end(f, k);
+        if (fd < 0) {
+            far_call_free(f, k);
+            close_all(fds, n);
+            far_spawn_failed(f, m->id, EMFILE);
+            return 0;
+        }
+        struct sg_mux_channel *c = sg_mux_add(f->mux, k->channel, SG_MUX_BOTH, k);
+        if (c == NULL)
+            (void)sg_close(fd);
+        if (c == NULL || sg_mux_attach(f->mux, c, fd) < 0) {
+            close_all(fds, n);
+            return -1;
+        }
+    }
+    if ((m->u.spawn.flags & SG_AGENT_SPAWN_BLOB) != 0)
+        return ask_with_content(f, m, data, len, fds, n);
+    send_parcel(f, parcel_new(f, data, len, fds, n));
+    return 0;
+}
+
 int far_ask(struct far *f, const void *data, size_t len, int *fds, unsigned n)
 {
     struct sg_agent_msg m;
@@ -278,10 +311,7 @@ int far_ask(struct far *f, const void *data, size_t len, int *fds, unsigned n)
     }
     switch (m.type) {
     case SG_AGENT_SPAWN:
-        if ((m.u.spawn.flags & SG_AGENT_SPAWN_BLOB) != 0)
-            return ask_with_content(f, &m, data, len, fds, n);
-        send_parcel(f, parcel_new(f, data, len, fds, n));
-        return 0;
+        return ask_spawn(f, &m, data, len, fds, n);
     case SG_AGENT_COMMIT:
         return ask_with_content(f, &m, data, len, fds, n);
     case SG_AGENT_OPEN:

@@ -13,12 +13,12 @@
 #define FAR_PARCELS_MAX 4096U
 
 /* A question whose answer brings more than its packet. */
-enum call_kind { CALL_READ, CALL_LIST, CALL_SOCKET, CALL_TEMP };
+enum call_kind { CALL_READ, CALL_LIST, CALL_SOCKET, CALL_TEMP, CALL_TERMINAL };
 struct far_call {
     uint64_t id;
     enum call_kind kind;
     uint32_t channel;
-    int fd;        /* SOCKET: the client's end; READ: what has come; or -1 */
+    int fd;        /* SOCKET, TERMINAL: the client's end; READ: what has come; or -1 */
     struct far_io *io; /* READ: what takes it */
     bool complete; /* READ, LIST: all has come */
     int error;
@@ -92,6 +92,7 @@ int far_oom(void *arg, uint64_t id);
 void far_received(void *arg, struct sg_mux_channel *c, int error);
 /* Tells the client in the agent's place; fd is taken over. */
 void far_done(struct far *f, struct sg_agent_msg *m, int fd);
+void far_spawn_failed(struct far *f, uint64_t id, uint32_t error);
 void far_refuse(struct far *f, const struct sg_agent_msg *asked, uint32_t error);
 
 #endif

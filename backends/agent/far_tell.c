@@ -19,6 +19,13 @@ void far_done(struct far *f, struct sg_agent_msg *m, int fd)
     tell(f, data, sg_agent_encode(m, data, sizeof data), fd);
 }
 
+void far_spawn_failed(struct far *f, uint64_t id, uint32_t error)
+{
+    unsigned char data[64];
+    struct sg_agent_msg m = {.type = SG_AGENT_SPAWN_FAILED, .id = id, .u.failed = {SG_AGENT_STAGE_TTY, error}};
+    tell(f, data, sg_agent_encode(&m, data, sizeof data), -1);
+}
+
 void far_refuse(struct far *f, const struct sg_agent_msg *asked, uint32_t error)
 {
     struct sg_agent_msg m = {.type = SG_AGENT_DONE, .id = asked->id};
@@ -140,8 +147,16 @@ int far_packet(void *arg, const uint32_t *names, unsigned n, const void *data, s
         memcpy(&nfds, (const char *)data + 2, sizeof nfds);
     if (sg_agent_decode(data, len, nfds, SG_AGENT_FROM_AGENT, &m) < 0)
         return -1;
-    struct far_call *k = m.type == SG_AGENT_DONE ? far_call_find(f, m.id) : NULL;
-    if (k != NULL) {
+    struct far_call *k = far_call_find(f, m.id);
+    bool of_terminal = k != NULL && k->kind == CALL_TERMINAL;
+    if (of_terminal && (m.type == SG_AGENT_TERMINAL || m.type == SG_AGENT_SPAWN_FAILED)) {
+        tell(f, data, len, m.type == SG_AGENT_TERMINAL ? sg_steal_fd(&k->fd) : -1);
+        far_call_free(f, k);
+        return 0;
+    }
+    if (of_terminal && m.type == SG_AGENT_DONE)
+        return -1;
+    if (k != NULL && m.type == SG_AGENT_DONE) {
         int rc = answered(f, k, &m, data, len);
         if (rc <= 0)
             far_call_free(f, k);

@@ -418,6 +418,8 @@ static void dispatch(struct agent *a, const struct sg_agent_msg *m, struct passe
         else
             open_socket(a, m);
         break;
+    case SG_AGENT_RESIZE:
+        _exit(EXIT_PROTOCOL); /* for relays */
     default:
         file_request(a, m, p);
         break;

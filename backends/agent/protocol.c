@@ -284,6 +284,11 @@ static bool file_valid(const struct sg_agent_msg *m)
     return true;
 }
 
+static bool tty_size_valid(uint32_t rows, uint32_t cols)
+{
+    return rows >= 1 && rows <= SG_AGENT_TTY_SIZE_MAX && cols >= 1 && cols <= SG_AGENT_TTY_SIZE_MAX;
+}
+
 static bool spawn_valid(const struct sg_agent_msg *m)
 {
     uint32_t f = m->u.spawn.flags;
@@ -292,9 +297,8 @@ static bool spawn_valid(const struct sg_agent_msg *m)
     if (m->u.spawn.envc > SG_AGENT_ENVC_MAX || m->u.spawn.len > SG_AGENT_SPAWN_BYTES_MAX)
         return false;
     bool tty = (f & SG_AGENT_SPAWN_TTY) != 0;
-    uint32_t least = tty ? 1 : 0, most = tty ? SG_AGENT_TTY_SIZE_MAX : 0;
-    if (m->u.spawn.rows < least || m->u.spawn.rows > most || m->u.spawn.cols < least || m->u.spawn.cols > most ||
-        (tty && (f & SG_AGENT_SPAWN_STDIN)))
+    bool sized = tty ? tty_size_valid(m->u.spawn.rows, m->u.spawn.cols) : m->u.spawn.rows == 0 && m->u.spawn.cols == 0;
+    if (!sized || (tty && (f & SG_AGENT_SPAWN_STDIN)))
         return false;
     unsigned fixed = (tty ? 0U : 2U) + ((f & SG_AGENT_SPAWN_STDIN) ? 1U : 0U) + ((f & SG_AGENT_SPAWN_BLOB) ? 1U : 0U) +
                      ((f & SG_AGENT_SPAWN_GROUP) ? 2U : 0U);
@@ -326,6 +330,8 @@ static bool valid(const struct sg_agent_msg *m)
     case SG_AGENT_SPAWN_FAILED:
         return m->nfds == 0 && m->u.failed.stage >= SG_AGENT_STAGE_FORK &&
                m->u.failed.stage <= SG_AGENT_STAGE_TTY;
+    case SG_AGENT_RESIZE:
+        return m->nfds == 0 && m->u.resize.command != 0 && tty_size_valid(m->u.resize.rows, m->u.resize.cols);
     case SG_AGENT_TERMINAL:
         return m->nfds == 1;
     case SG_AGENT_DONE:
@@ -378,6 +384,11 @@ static void put_payload(struct writer *w, const struct sg_agent_msg *m)
         put_u32(w, m->u.socket.family);
         put_u32(w, m->u.socket.port);
         break;
+    case SG_AGENT_RESIZE:
+        put_u64(w, m->u.resize.command);
+        put_u32(w, m->u.resize.rows);
+        put_u32(w, m->u.resize.cols);
+        break;
     case SG_AGENT_DONE:
         put_u32(w, m->u.done.error);
         put_u32(w, m->u.done.flags);
@@ -417,7 +428,7 @@ size_t sg_agent_encode(const struct sg_agent_msg *m, void *buf, size_t cap)
 static bool sent_by(enum sg_agent_side from, unsigned type)
 {
     if (from == SG_AGENT_FROM_SERVER)
-        return type >= SG_AGENT_SPAWN && type <= SG_AGENT_MERGE;
+        return type >= SG_AGENT_SPAWN && type <= SG_AGENT_RESIZE;
     return type >= SG_AGENT_HELLO && type <= SG_AGENT_TERMINAL;
 }
 
@@ -462,6 +473,11 @@ static void take_payload(struct reader *r, struct sg_agent_msg *m)
     case SG_AGENT_SOCKET:
         m->u.socket.family = take_u32(r);
         m->u.socket.port = take_u32(r);
+        break;
+    case SG_AGENT_RESIZE:
+        m->u.resize.command = take_u64(r);
+        m->u.resize.rows = take_u32(r);
+        m->u.resize.cols = take_u32(r);
         break;
     case SG_AGENT_DONE:
         m->u.done.error = take_u32(r);

@@ -63,6 +63,7 @@
  *   SOCKET        u32 family, u32 port. Answer DONE with an unconnected, non-blocking TCP socket of the sandbox's network, for a
  *                 connection to that port of the loopback address. Outside of a namespace ECONNREFUSED, unless all who listen there
  *                 descend from the agent.
+ *   RESIZE        u64 command, u32 rows, u32 cols: of a command's terminal. Only to a relay (relay.h), which has it. Answer DONE.
  *   DONE          u32 error (0, an errno, or SG_AGENT_ENOTREG), u32 flags (DONE_...), u64 size, stat (u32 type of
  *                 S_IFMT, u32 mode, u32 uid, u32 0, u64 size, i64 mtime_ns, i64 ctime_ns, u64 ino, u64 dev), string text
  *
@@ -146,6 +147,7 @@ enum sg_agent_type {
     SG_AGENT_LINK,
     SG_AGENT_ATTRIBUTES,
     SG_AGENT_MERGE,
+    SG_AGENT_RESIZE,
     /* agent to server */
     SG_AGENT_HELLO = 64,
     SG_AGENT_STARTED,
@@ -261,6 +263,10 @@ struct sg_agent_msg {
         struct {
             uint32_t family, port;
         } socket;
+        struct {
+            uint64_t command;
+            uint32_t rows, cols;
+        } resize;
         struct {
             uint32_t error, flags;
             uint64_t size;

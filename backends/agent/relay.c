@@ -42,6 +42,7 @@ static void drop_rights(void)
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || syscall(SYS_capset, &h, none) != 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
         relay_die(EXIT_SETUP, "cannot drop its rights");
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGCHLD, SIG_IGN);
 }
 
 /* The container may have been started a moment ago. */
@@ -88,7 +89,7 @@ static void watch(const struct relay *r, int op, int fd, uint32_t events, enum r
 
 static void setup(struct relay *r, const char *dir)
 {
-    static const struct sg_mux_ops ops = {.packet = relay_take, .open = relay_open, .received = relay_received, .sent = relay_sent, .gone = relay_gone};
+    static const struct sg_mux_ops ops = {.packet = relay_take, .open = relay_open, .received = relay_received, .sent = relay_sent, .moved = relay_moved, .gone = relay_gone};
     *r = (struct relay){.agent.sock = connect_agent(dir)};
     drop_rights();
     r->oom = open_oom();
@@ -191,6 +192,9 @@ static void handle(struct relay *r, const struct epoll_event *e)
         break;
     case EVENT_CONNECT:
         relay_connected(r, (uint32_t)(e->data.u64 >> 3));
+        break;
+    case EVENT_TERMINAL:
+        relay_terminal_ready(r, (uint32_t)(e->data.u64 >> 3));
         break;
     case EVENT_REST:
         relay_rest_ready(r, (struct rest *)(uintptr_t)(e->data.u64 & ~7ULL));

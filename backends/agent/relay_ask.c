@@ -39,12 +39,13 @@ void ask_free(struct relay *r, struct ask *k)
     HASH_DEL(r->asks, k);
     if (k->fd >= 0)
         close(k->fd);
+    relay_terminal_free(r, k);
     free(k->temp);
     free(k->held);
     free(k);
 }
 
-static struct sg_mux_channel *add(struct relay *r, struct ask *k, uint32_t name, enum sg_mux_direction way)
+struct sg_mux_channel *ask_add(struct relay *r, struct ask *k, uint32_t name, enum sg_mux_direction way)
 {
     struct sg_mux_channel *c = sg_mux_add(r->mux, name, way, k);
     if (c == NULL)
@@ -119,16 +120,21 @@ static void spawn(struct relay *r, struct sg_agent_msg *m, const uint32_t *names
 {
     bool blob = m->u.spawn.flags & SG_AGENT_SPAWN_BLOB, in = m->u.spawn.flags & SG_AGENT_SPAWN_STDIN;
     int fds[SG_MUX_NAMED_MAX], here[SG_MUX_NAMED_MAX];
+    bool tty = m->u.spawn.flags & SG_AGENT_SPAWN_TTY;
     unsigned first = blob ? 1 : 0, at = first;
-    if (n != first + (in ? 3U : 2U) || (m->u.spawn.flags & (SG_AGENT_SPAWN_TTY | SG_AGENT_SPAWN_GROUP)) != 0)
+    if (n != first + (tty ? 1U : in ? 3U : 2U) || (m->u.spawn.flags & SG_AGENT_SPAWN_GROUP) != 0)
         relay_die(EXIT_PROTOCOL, "a command came with other channels than it needs");
     if (blob)
         fds[0] = take_blob(r, names[0]);
+    if (tty) {
+        relay_terminal_spawn(r, m, names[first], blob ? fds[0] : -1);
+        return;
+    }
     while (at < n && make_pipe(&here[at], &fds[at], in && at == first) == 0)
         at++;
     struct ask *k = ask_new(r, m->id, ASK_SPAWN);
     for (unsigned i = first; i < n; i++) {
-        struct sg_mux_channel *c = add(r, k, names[i], in && i == first ? SG_MUX_IN : SG_MUX_OUT);
+        struct sg_mux_channel *c = ask_add(r, k, names[i], in && i == first ? SG_MUX_IN : SG_MUX_OUT);
         k->live++;
         if (i >= at || sg_mux_attach(r->mux, c, here[i]) < 0)
             sg_mux_abort(r->mux, c);
@@ -160,7 +166,7 @@ static int make_memory(size_t size)
 static void with_answer(struct relay *r, struct sg_agent_msg *m, enum ask_kind kind, uint32_t name)
 {
     struct ask *k = ask_new(r, m->id, kind);
-    struct sg_mux_channel *c = add(r, k, name, kind == ASK_SOCKET ? SG_MUX_BOTH : SG_MUX_OUT);
+    struct sg_mux_channel *c = ask_add(r, k, name, kind == ASK_SOCKET ? SG_MUX_BOTH : SG_MUX_OUT);
     int fd = -1;
     if (kind == ASK_LIST) {
         k->fd = make_memory(SG_AGENT_LIST_BYTES_MAX);
@@ -182,7 +188,7 @@ int relay_open(void *arg, uint32_t number)
 {
     struct relay *r = arg;
     struct ask *k = ask_new(r, SG_RELAY_CONTENT | number, ASK_BLOB);
-    struct sg_mux_channel *c = add(r, k, number, SG_MUX_IN);
+    struct sg_mux_channel *c = ask_add(r, k, number, SG_MUX_IN);
     int fd = make_memory(0);
     if (fd < 0 || sg_mux_attach(r->mux, c, fd) < 0)
         relay_die(EXIT_SETUP, "no descriptors");
@@ -195,7 +201,7 @@ static void stage(struct relay *r, struct sg_agent_msg *m, uint32_t name)
     if (m->id != (SG_RELAY_CONTENT | name))
         relay_die(EXIT_PROTOCOL, "content came under another name than its channel's");
     struct ask *k = ask_new(r, m->id, ASK_STAGE);
-    (void)add(r, k, name, SG_MUX_IN);
+    (void)ask_add(r, k, name, SG_MUX_IN);
     relay_ask(r, m, NULL, 0);
 }
 
@@ -279,6 +285,8 @@ static bool take(struct relay *r, const uint32_t *names, unsigned n, const void 
         with_answer(r, &m, ASK_LIST, names[0]);
     else if (m.type == SG_AGENT_SOCKET && one)
         with_answer(r, &m, ASK_SOCKET, names[0]);
+    else if (m.type == SG_AGENT_RESIZE && n == 0)
+        relay_terminal_resize(r, &m);
     else if (n == 0 && nfds == 0)
         post(r, data, len, NULL, 0);
     else
@@ -328,6 +336,8 @@ void relay_received(void *arg, struct sg_mux_channel *c, int error)
 {
     struct relay *r = arg;
     struct ask *k = sg_mux_owner(c);
+    if (k != NULL && k->terminal != NULL && error == 0)
+        relay_terminal_no_more(r, k, c);
     if (k == NULL || (k->kind != ASK_STAGE && k->kind != ASK_BLOB))
         return;
     k->fd = sg_mux_take(r->mux, c);

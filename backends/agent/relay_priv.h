@@ -25,6 +25,8 @@ enum ask_kind {
     ASK_FORGET  /* the relay's own: nobody is told */
 };
 
+struct terminal;
+
 struct ask {
     uint64_t id;
     enum ask_kind kind;
@@ -40,6 +42,7 @@ struct ask {
     uint32_t family, port;
     int64_t oom_before; /* SPAWN */
     unsigned live;      /* SPAWN: of its channels */
+    struct terminal *terminal; /* SPAWN on one, or NULL */
     int64_t due_ms;     /* SPAWN: its end is known, and so long others may hold its outputs; 0: it runs; -1: that is over */
     UT_hash_handle hh;
 };
@@ -73,8 +76,8 @@ struct relay {
     uint64_t own_ids;
 };
 
-/* Who an event is for: the low three bits of it. CONNECT: above them the number of the channel; REST: the struct rest. */
-enum relay_event { EVENT_IN, EVENT_OUT, EVENT_AGENT, EVENT_MUX, EVENT_CONNECT, EVENT_REST };
+/* Who an event is for: the low three bits of it. CONNECT, TERMINAL: above them the number of the channel; REST: the struct rest. */
+enum relay_event { EVENT_IN, EVENT_OUT, EVENT_AGENT, EVENT_MUX, EVENT_CONNECT, EVENT_REST, EVENT_TERMINAL };
 
 void __attribute__((noreturn)) relay_die(int code, const char *what);
 
@@ -83,6 +86,8 @@ void __attribute__((noreturn)) relay_die(int code, const char *what);
 struct ask *ask_new(struct relay *r, uint64_t id, enum ask_kind kind);
 struct ask *ask_find(struct relay *r, uint64_t id);
 void ask_free(struct relay *r, struct ask *k);
+/* A channel of that name for it. */
+struct sg_mux_channel *ask_add(struct relay *r, struct ask *k, uint32_t name, enum sg_mux_direction way);
 /* Sends a packet to the agent; fds are taken over. */
 void relay_ask(struct relay *r, struct sg_agent_msg *m, const int *fds, unsigned n);
 /* Answers the server in the agent's place. */
@@ -108,5 +113,24 @@ int64_t relay_oom(const struct relay *r);
 void relay_rest_ready(struct relay *r, struct rest *s);
 /* What is due; the milliseconds until the next, -1: nothing is. */
 int relay_due(struct relay *r);
+
+/* ---- relay_terminal.c: the masters of commands' terminals, which the relay holds: its channel is what is typed, and what comes out ---- */
+
+/* A SPAWN with SG_AGENT_SPAWN_TTY; blob: its strings, taken over, or -1. */
+void relay_terminal_spawn(struct relay *r, struct sg_agent_msg *m, uint32_t name, int blob);
+/* The agent has made it; fd is taken over. */
+void relay_terminal_came(struct relay *r, struct ask *k, int fd);
+void relay_terminal_resize(struct relay *r, const struct sg_agent_msg *m);
+void relay_terminal_ready(struct relay *r, uint32_t number);
+void relay_moved(void *arg, struct sg_mux_channel *c);
+/* The end of what is typed was heard. */
+void relay_terminal_no_more(struct relay *r, struct ask *k, struct sg_mux_channel *c);
+/* The command has ended, or never began: k may be gone after that. */
+void relay_terminal_ended(struct relay *r, struct ask *k);
+/* Others had it open for long enough: what is in it now is the last of it. */
+void relay_terminal_limit(struct relay *r, struct ask *k);
+/* Nothing more comes out of it for anybody: it is hung up. */
+void relay_terminal_hang_up(struct relay *r, struct ask *k);
+void relay_terminal_free(struct relay *r, struct ask *k);
 
 #endif

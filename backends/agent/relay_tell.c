@@ -207,6 +207,8 @@ static void exited(struct relay *r, struct ask *k, const struct sg_agent_msg *m)
     }
     k->due_ms = now_ms() + GRACE_MS;
     r->ending++;
+    if (k->terminal != NULL)
+        relay_terminal_ended(r, k);
 }
 
 void relay_tell(struct relay *r, const void *data, size_t len, int fd)
@@ -217,6 +219,11 @@ void relay_tell(struct relay *r, const void *data, size_t len, int fd)
     struct ask *k = ask_find(r, m.id);
     if (m.type == SG_AGENT_DONE && k != NULL && k->kind != ASK_SPAWN) {
         done(r, k, &m, data, len, fd);
+        return;
+    }
+    if (m.type == SG_AGENT_TERMINAL && k != NULL && k->terminal != NULL) {
+        relay_terminal_came(r, k, fd);
+        pass_on(r, data, len);
         return;
     }
     if (fd >= 0)
@@ -274,6 +281,9 @@ void relay_sent(void *arg, struct sg_mux_channel *c)
     if (k != NULL && k->held != NULL) {
         pass_on(r, k->held, k->held_len);
         ask_free(r, k);
+    } else if (k != NULL && k->terminal != NULL) {
+        relay_terminal_hang_up(r, k);
+        sg_mux_rouse(r->mux, c); /* what is still typed is for nobody */
     } else if (k != NULL && k->kind == ASK_SPAWN && k->due_ms < 0 && !sg_mux_stopped(c)) {
         int fd = sg_mux_take(r->mux, c);
         if (fd >= 0)
@@ -302,9 +312,11 @@ static void grace_over(struct relay *r, struct ask *k)
 {
     k->due_ms = -1;
     r->ending--;
+    if (k->terminal != NULL)
+        relay_terminal_limit(r, k);
     for (unsigned i = 0; i < k->n; i++) {
         struct sg_mux_channel *c = sg_mux_find(r->mux, k->names[i]);
-        if (c != NULL && sg_mux_owner(c) == k)
+        if (c != NULL && sg_mux_owner(c) == k && k->terminal == NULL)
             sg_mux_limit(r->mux, c, sg_mux_waiting(c));
     }
 }

@@ -343,7 +343,7 @@ int sg_docker_new(const struct sg_docker_config *c, const struct sg_docker_parts
         return -1;
     }
     struct docker *d = sg_xcalloc(1, sizeof *d);
-    const struct sg_facts_settings settings = {.docker_egress = c->egress, .docker_far = sg_docker_is_far(c)};
+    const struct sg_facts_settings settings = {.docker_egress = c->egress};
     atomic_init(&d->refs, 1);
     atomic_init(&d->warm, 0);
     d->ops = docker_ops;

@@ -38,10 +38,6 @@ int docker_exec(struct sg_sandbox *sb, const struct sg_exec_spec *spec, const st
     if (a == NULL) {
         return -1;
     }
-    if (b->far && spec->tty.rows > 0) { /* adopted by a server that could give others one */
-        sg_agent_unref(a);
-        return sg_error_field(err, SG_NOT_SUPPORTED, "tty", "a container that is reached through its engine alone has no terminals");
-    }
     struct tree *t = sg_xcalloc(1, sizeof *t);
     t->b = box_ref(b);
     t->oom_before = sg_oom_kills(b->oom_fd);

@@ -256,7 +256,7 @@ static const struct conf_key top_keys[] = {
     {.section = "docker", .name = "pull_timeout", .type = CONF_DURATION, TOP(docker.pull_timeout_ms), .def = "10m", RANGE(SECOND, DAY),
      .help = "how long that may take"},
     {.section = "docker", .name = "agent", .type = CONF_ENUM, TOP(docker.agent), .def = "auto", .choices = docker_agents,
-     .help = "how agents are reached: share, through a directory that the engine's host sees, too; engine, through the engine alone (without terminals); "
+     .help = "how agents are reached: share, through a directory that the engine's host sees, too; engine, through the engine alone; "
              "auto: share for unix:// or with agent_host_dir"},
     {.section = "docker", .name = "agent_host_dir", .type = CONF_STRING, TOP(docker.agent_host_dir), PATH,
      .help = "where the engine's host sees `docker` in the state directory, if not there: for a server that is in a container itself"},

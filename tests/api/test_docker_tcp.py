@@ -109,8 +109,7 @@ def test_a_whole_job_on_an_engine_that_shares_nothing(engine, certificates):
         assert c.exec(lease, ["cat"], stdin="typed")["stdout"] == "typed" and c.exec(lease, "wc -c < a/f")["stdout"].strip() == str(len(data))
         assert c.exec(lease, "(busybox httpd -p 127.0.0.1:8081 -h /workspace/a)")["returncode"] == 0
         assert c.get(f"/leases/{lease}/proxy/8081/f").body == data
-        r = c.post(f"/leases/{lease}/exec", {"command": "true", "tty": {}})
-        assert r.status == 422 and r.code == "not_supported" and r.json()["field"] == "tty", r
+        assert c.exec(lease, "stty size", tty={"rows": 33, "cols": 101})["stdout"] == "33 101\r\n"
         r = c.post("/leases", {"network_egress_class": "restricted"})
         assert r.status == 422 and r.json()["field"] == "network_egress_class", r
         s.kill9()

@@ -408,6 +408,157 @@ Test(far, a_port_that_does_not_answer_in_time_is_given_up)
     cr_assert(!sg_agent_is_gone(agent));
 }
 
+/* What the relay says of a channel is not taken for what the server has asked of it: the answer brings this connection, and no other descriptor. */
+Test(far, a_connection_whose_input_is_stopped_before_its_answer)
+{
+    struct heard h;
+    char text[8] = "";
+    cr_assert_eq(sg_agent_dial(agent, 80, sg_now_ms() + WAIT_MS, &(struct sg_dial_done){.fn = got_fd}, NULL), 0);
+    uint64_t id = expect(&h, SG_AGENT_SOCKET);
+    uint32_t channel = h.names[0];
+    say(channel, SG_MUX_STOP, "", 0);
+    done(id, 0, 1, 0);
+    say(channel, SG_MUX_DATA, "\0hi", 3);
+    await(o.done, "the connection");
+    cr_assert_eq(o.code, SG_OK);
+    struct pollfd p = {.fd = o.fd, .events = POLLIN};
+    cr_assert_eq(poll(&p, 1, WAIT_MS), 1);
+    cr_assert_eq(read(o.fd, text, sizeof text), 2);
+    cr_assert_str_eq(text, "hi");
+}
+
+/* ---- terminals ---- */
+
+static struct sg_exec *command;
+static struct sg_exit ended;
+
+static void on_started(void *arg)
+{
+    (void)arg;
+    end_with(NULL);
+}
+
+static void on_exited(void *arg, const struct sg_exit *e)
+{
+    (void)arg;
+    ended = *e;
+    end_with(NULL);
+}
+
+static void on_failed(void *arg, const struct sg_error *err)
+{
+    (void)arg;
+    end_with(err);
+}
+
+/* Asks for a command on a terminal: the id, and its channel in h. */
+static uint64_t ask_for_terminal(struct heard *h)
+{
+    static const char *const argv[] = {"sh", NULL};
+    const struct sg_exec_spec spec = {.argv = argv, .stdin_open = true, .timeout_ms = 60000, .pipe_bytes = 65536, .tty = {24, 80}};
+    const struct sg_exec_sink sink = {.started = on_started, .exited = on_exited, .failed = on_failed};
+    cr_assert_eq(sg_agent_exec_start(agent, &spec, NULL, &sink, &command, NULL), 0);
+    uint64_t id = expect(h, SG_AGENT_SPAWN);
+    cr_assert_eq(h->n, 1U, "one channel, both ways");
+    cr_assert_eq(h->m.u.spawn.rows, 24U);
+    return id;
+}
+
+static void say_terminal(uint64_t id)
+{
+    tell(&(struct sg_agent_msg){.type = SG_AGENT_TERMINAL, .id = id, .nfds = 1});
+}
+
+static void say_started(uint64_t id)
+{
+    tell(&(struct sg_agent_msg){.type = SG_AGENT_STARTED, .id = id, .u.started = {7}});
+}
+
+static uint64_t start_on_terminal(struct heard *h)
+{
+    uint64_t id = ask_for_terminal(h);
+    say_terminal(id);
+    say_started(id);
+    await(o.done, "it has started");
+    cr_assert_eq(o.code, SG_OK);
+    return id;
+}
+
+static void read_all(const char *expected)
+{
+    char text[64] = "";
+    size_t at = 0;
+    const struct sg_waker w = {.wake = wake};
+    sg_pipe_set_reader(command->out, &w);
+    for (;;) {
+        ssize_t n = sg_pipe_read(command->out, text + at, sizeof text - 1 - at);
+        if (n == -EAGAIN)
+            await(readable, "output");
+        else if (n <= 0)
+            break;
+        at += n > 0 ? (size_t)n : 0;
+    }
+    sg_pipe_set_reader(command->out, NULL);
+    cr_assert_str_eq(text, expected);
+}
+
+Test(far, a_terminal_is_a_channel_of_both_ways)
+{
+    struct heard h;
+    uint64_t id = start_on_terminal(&h);
+    uint32_t channel = h.names[0];
+    cr_assert_eq(sg_pipe_write(command->in, "typed", 5), 5);
+    hear(&h);
+    cr_assert(h.channel == channel && h.type == SG_MUX_DATA);
+    cr_assert_arr_eq(h.text, "typed", 5);
+    cr_assert_eq(command->ops->resize(command, 50, 132, &(struct sg_done){.fn = got_done}, NULL), 0);
+    uint64_t resize = expect(&h, SG_AGENT_RESIZE);
+    cr_assert(h.m.u.resize.command == id && h.m.u.resize.rows == 50 && h.m.u.resize.cols == 132);
+    done(resize, 0, 0, 0);
+    await(o.done, "the new size");
+    cr_assert_eq(o.code, SG_OK);
+    sg_pipe_close(command->in);
+    hear(&h);
+    cr_assert(h.channel == channel && h.type == SG_MUX_END, "which types the end");
+    say(channel, SG_MUX_DATA, "shown", 5);
+    tell(&(struct sg_agent_msg){.type = SG_AGENT_EXITED, .id = id, .u.exited = {3, 0}});
+    say(channel, SG_MUX_DATA, "late", 4);
+    say(channel, SG_MUX_END, "", 0);
+    read_all("shownlate");
+    await(o.done, "its end");
+    cr_assert_eq(ended.returncode, 3);
+    struct sg_error err = {0};
+    cr_assert_eq(command->ops->resize(command, 1, 1, &(struct sg_done){.fn = got_done}, &err), -1);
+    cr_assert_eq(err.code, SG_CONFLICT);
+    sg_error_clear(&err);
+    command->ops->release(command);
+    cr_assert(!sg_agent_is_gone(agent));
+}
+
+Test(far, a_terminal_that_is_not_had)
+{
+    struct heard h;
+    uint64_t id = ask_for_terminal(&h);
+    tell(&(struct sg_agent_msg){.type = SG_AGENT_SPAWN_FAILED, .id = id, .u.failed = {SG_AGENT_STAGE_TTY, ENOSPC}});
+    await(o.done, "the answer");
+    cr_assert_eq(o.code, SG_OVERLOADED);
+    command->ops->release(command);
+    hear(&h);
+    cr_assert(h.type == SG_MUX_END || h.type == SG_MUX_STOP, "the channel goes");
+    cr_assert(!sg_agent_is_gone(agent));
+}
+
+Test(far, a_size_for_a_terminal_that_has_ended_meanwhile)
+{
+    struct heard h;
+    (void)start_on_terminal(&h);
+    cr_assert_eq(command->ops->resize(command, 50, 132, &(struct sg_done){.fn = got_done}, NULL), 0);
+    done(expect(&h, SG_AGENT_RESIZE), ENXIO, 0, 0);
+    await(o.done, "the answer");
+    cr_assert_eq(o.code, SG_CONFLICT);
+    command->ops->release(command);
+}
+
 /* ---- the end of the connection ---- */
 
 Test(far, a_connection_that_breaks_leaves_an_unknown_outcome)
@@ -458,6 +609,42 @@ Test(far, a_terminal)
     struct sg_agent_msg m = {.type = SG_AGENT_TERMINAL, .id = 1, .nfds = 1};
     tell(&m);
     is_lost("agent_protocol");
+}
+
+Test(far, a_second_terminal)
+{
+    struct heard h;
+    uint64_t id = start_on_terminal(&h);
+    say_terminal(id);
+    is_lost("agent_protocol");
+    command->ops->release(command);
+}
+
+Test(far, a_start_without_the_terminal)
+{
+    struct heard h;
+    say_started(ask_for_terminal(&h));
+    is_lost("agent_protocol");
+    command->ops->release(command);
+}
+
+Test(far, an_answer_in_place_of_a_terminal)
+{
+    struct heard h;
+    done(ask_for_terminal(&h), 0, 0, 0);
+    is_lost("agent_protocol");
+    command->ops->release(command);
+}
+
+Test(far, more_than_a_terminal_may_say)
+{
+    static const char much[SG_MUX_DATA_MAX];
+    struct heard h;
+    (void)start_on_terminal(&h);
+    for (size_t i = 0; i <= SG_MUX_WINDOW / sizeof much + 70000 / sizeof much + 8; i++) /* nobody reads, so there is no credit */
+        say(h.names[0], SG_MUX_DATA, much, sizeof much);
+    is_lost("agent_protocol");
+    command->ops->release(command);
 }
 
 Test(far, an_answer_that_nobody_asked_for)

@@ -53,6 +53,7 @@ static size_t samples(struct sg_agent_msg *m)
                                    .u.file = {.flags = 5, .mode = 0700, .mtime_ns = 1, .path = "/d"}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_MERGE, .id = 19, .u.file = {.path = "/s", .path2 = "/t"}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_SOCKET, .id = 11, .u.socket = {2}};
+    m[n++] = (struct sg_agent_msg){.type = SG_AGENT_RESIZE, .id = 21, .u.resize = {1, 24, 80}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_STARTED, .id = 12, .u.started = {77}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_SPAWN_FAILED, .id = 13, .u.failed = {3, 2}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_EXITED, .id = 14, .u.exited = {1, 0}};
