@@ -1,7 +1,11 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -12,21 +16,40 @@
 
 static const char *const level_names[] = {"debug", "info", "warn", "error"};
 
+#define PATIENCE_MS 20    /* with a reader that does not read */
+#define PIPE_SIZE (1 << 20)
+
 struct sg_log {
     int fd;
     enum sg_log_level level;
+    bool read; /* by somebody who may stop: a pipe, a terminal, a socket */
+    pthread_mutex_t lock;
+    bool stalled;  /* the rest is of such: nobody waits any more */
+    uint64_t lost; /* lines, since it was last said */
 };
+
+static bool is_read(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode) || isatty(fd));
+}
 
 struct sg_log *sg_log_new(int fd, enum sg_log_level level)
 {
     struct sg_log *log = sg_xcalloc(1, sizeof *log);
     log->fd = fd;
     log->level = level;
+    log->read = is_read(fd);
+    (void)pthread_mutex_init(&log->lock, NULL);
+    (void)fcntl(fd, F_SETPIPE_SZ, PIPE_SIZE); /* a reader may be late by so much; if that is not allowed, by less */
     return log;
 }
 
 struct sg_log *sg_log_free(struct sg_log *log)
 {
+    if (log != NULL) {
+        (void)pthread_mutex_destroy(&log->lock);
+    }
     free(log);
     return NULL;
 }
@@ -193,18 +216,67 @@ void sg_log_error(struct sg_log_line *l, const struct sg_error *err)
     }
 }
 
+/* ---- writing ---- */
+
+static void close_line(struct sg_log_line *l)
+{
+    memcpy(l->text + l->len, "}\n", 3);
+    l->len += 2;
+    l->on = false;
+}
+
+static void write_line(const struct sg_log_line *l)
+{
+    ssize_t n;
+    do {
+        n = write(l->log->fd, l->text, l->len);
+    } while (n < 0 && errno == EINTR); /* a log that cannot be written has nowhere to say so */
+}
+
+/* Whether a line can be written without waiting: a pipe that is writable takes as much as a line is at most. */
+static bool takes_a_line(struct sg_log *log)
+{
+    struct pollfd p = {.fd = log->fd, .events = POLLOUT};
+    log->stalled = poll(&p, 1, log->stalled ? 0 : PATIENCE_MS) <= 0;
+    return !log->stalled;
+}
+
+static void tell_lost(struct sg_log *log)
+{
+    struct sg_log_line l;
+    sg_log_begin(&l, log, SG_LOG_ERROR, "log_lines_lost");
+    sg_log_int(&l, "lines", (int64_t)log->lost);
+    close_line(&l);
+    write_line(&l);
+    log->lost = 0;
+}
+
+/* Whoever logs serves requests: a reader that has stopped must not stop the server. */
+static void write_to_reader(struct sg_log *log, const struct sg_log_line *l)
+{
+    (void)pthread_mutex_lock(&log->lock);
+    if (log->lost > 0 && takes_a_line(log)) {
+        tell_lost(log);
+    }
+    if (log->lost == 0 && takes_a_line(log)) {
+        write_line(l);
+    } else {
+        log->lost++;
+    }
+    (void)pthread_mutex_unlock(&log->lock);
+}
+
 void sg_log_end(struct sg_log_line *l)
 {
     if (!l->on) {
         return;
     }
-    memcpy(l->text + l->len, "}\n", 3);
-    l->len += 2;
-    l->on = false;
-    ssize_t n;
-    do {
-        n = write(l->log->fd, l->text, l->len);
-    } while (n < 0 && errno == EINTR); /* a log that cannot be written has nowhere to say so */
+    close_line(l);
+    if (l->log->read) {
+        write_to_reader(l->log, l);
+    } else {
+        write_line(l);
+    }
 }
 
 void sg_log_event(struct sg_log *log, enum sg_log_level level, const char *event, const struct sg_error *err)

@@ -7,7 +7,8 @@
  *     sg_log_end(&l);
  *
  * A line is at most 4096 bytes (longer values are cut and the line stays valid JSON) and is written
- * with one write(2). Any thread. Bytes that are not UTF-8 are shown as U+FFFD.
+ * with one write(2). Any thread. Never waits for long: where the descriptor is a pipe, terminal or socket that nobody reads, lines
+ * are left out, and how many is said once there is room (`log_lines_lost`). Bytes that are not UTF-8 are shown as U+FFFD.
  */
 #ifndef SG_LOG_H
 #define SG_LOG_H

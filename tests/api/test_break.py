@@ -3,6 +3,7 @@ is as before once it is over.
 """
 import concurrent.futures
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -678,6 +679,67 @@ def test_the_state_directory_may_be_anywhere(kind, disk):
         lease = c.lease()
         assert c.exec(lease, "echo x > /tmp/x; cat /tmp/x; ls -A /workspace")["stdout"] == "x\n"
         c.terminate(lease)
+
+
+def test_a_log_that_nobody_reads_stops_nothing():
+    """As docker's or journald's end of the pipe when it hangs, and `sandgate serve 2>&1 | less`."""
+    ours, theirs = os.pipe()
+    s = without_log()
+    try:
+        s.process = subprocess.Popen(s.command(), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env={"PATH": os.environ["PATH"], "HOME": "/"})
+        os.close(theirs)
+        s.port = listening_port(s.process)
+        s.wait_ready()
+        fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 4096)
+        c = s.client()
+        for _ in range(60):
+            assert c.get("/leases?trajectory_id=" + "x" * 100, timeout=5 * SLOW).status == 200
+        assert c.exec(c.lease(), "echo x")["stdout"] == "x\n"
+        c.close()
+        assert s.stop() == 0
+    finally:
+        if s.process:
+            s.kill9()
+        s.clean()
+        os.close(ours)
+
+
+def without_log():
+    s = Server({"local_bwrap": {"size": 1}})
+    open(s.log_path, "w").close()
+    return s
+
+
+def listening_port(process):
+    """Of a server whose log is not to be read."""
+    def look():
+        assert process.poll() is None, process.returncode
+        fds = f"/proc/{process.pid}/fd"
+        inodes = set()
+        for fd in os.listdir(fds):
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(f"{fds}/{fd}"))
+        with open(f"/proc/{process.pid}/net/tcp") as f:
+            rows = [line.split() for line in f][1:]
+        return next((int(r[1].split(":")[1], 16) for r in rows if r[3] == "0A" and f"socket:[{r[9]}]" in inodes), None)
+    return wait_until(look, 20)
+
+
+def test_closed_standard_descriptors_are_nobodys():
+    """Else a file of the server's would be where everybody writes errors."""
+    s = without_log()
+    try:
+        s.process = subprocess.Popen(["sh", "-c", "exec \"$@\" <&- >&- 2>&-", "sh", *s.command()], env={"PATH": os.environ["PATH"], "HOME": "/"})
+        s.port = listening_port(s.process)
+        s.wait_ready()
+        c = s.client()
+        assert c.exec(c.lease(), "echo out; echo err >&2; cat")["stdout"] == "out\n"
+        assert [os.readlink(f"/proc/{s.process.pid}/fd/{fd}") for fd in range(3)] == ["/dev/null"] * 3
+        assert s.stop() == 0
+    finally:
+        if s.process:
+            s.kill9()
+        s.clean()
 
 
 def test_signals_at_any_moment_of_the_start(soak):

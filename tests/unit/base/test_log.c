@@ -142,3 +142,43 @@ Test(log, levels_errors_and_no_log)
     cr_assert(sg_log_level_parse("warn", &level) && level == SG_LOG_WARN);
     cr_assert_not(sg_log_level_parse("WARN", &level));
 }
+
+/* How many lines are in the pipe; *lost: how many more there were, by what the lines say. */
+static size_t drain(uint64_t *lost)
+{
+    static char text[2 << 20];
+    size_t len = 0, lines = 0;
+    for (ssize_t n; (n = read(ends[0], text + len, sizeof text - 1 - len)) > 0;) {
+        len += (size_t)n;
+    }
+    text[len] = '\0';
+    for (char *at = text, *end; (end = strchr(at, '\n')) != NULL; at = end + 1) {
+        json_t *v = json_loadb(at, (size_t)(end - at), 0, NULL);
+        cr_assert_not_null(v);
+        bool tells = strcmp(member(v, "event"), "log_lines_lost") == 0;
+        *lost += tells ? (uint64_t)json_integer_value(json_object_get(v, "lines")) : 0;
+        lines += !tells;
+        json_decref(v);
+    }
+    return lines;
+}
+
+Test(log, nobody_waits_for_a_reader_that_has_stopped, .timeout = 60)
+{
+    enum { LINES = 20000 };
+    uint64_t lost = 0;
+    cr_assert_eq(fcntl(ends[1], F_SETFL, 0), 0); /* as standard error is: whoever writes waits */
+    for (int i = 0; i < LINES; i++) {
+        sg_log_event(log_, SG_LOG_INFO, "request", NULL);
+    }
+    size_t seen = drain(&lost);
+    cr_assert_gt(seen, 100);
+    cr_assert_lt(seen, LINES);
+    cr_assert_eq(lost, 0);
+    sg_log_event(log_, SG_LOG_INFO, "request", NULL);
+    sg_log_event(log_, SG_LOG_INFO, "request", NULL);
+    cr_assert_eq(seen + drain(&lost), LINES + 2 - lost);
+    cr_assert_gt(lost, 0);
+    sg_log_event(log_, SG_LOG_INFO, "request", NULL);
+    cr_assert_eq(drain(&lost), 1);
+}
