@@ -82,9 +82,7 @@ void box_unlist(struct box *b)
     if (b->listed) {
         b->listed = false;
         DL_DELETE(b->d->boxes, b);
-        if (b->d->boxes == NULL) {
-            docker_empty(b->d);
-        }
+        docker_unlisted(b->d);
         box_unref(b);
     }
 }

@@ -168,9 +168,24 @@ static void retired(struct docker *d)
     }
 }
 
-void docker_empty(struct docker *d)
+/* Boxes that are ready have leases, which go on with the next server. */
+static bool all_stay(const struct docker *d)
 {
-    retired(d);
+    const struct box *b;
+    DL_FOREACH(d->boxes, b)
+    {
+        if (b->state != BOX_READY) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void docker_unlisted(struct docker *d)
+{
+    if (d->retiring && all_stay(d)) {
+        retired(d);
+    }
 }
 
 static void retire_late(struct sg_timer *t)
@@ -196,7 +211,7 @@ static void retire_begin(struct sg_task *t)
             box_end(b, &(struct sg_done){0});
         }
     }
-    if (d->boxes == NULL || !d->well) {
+    if (all_stay(d) || !d->well) {
         retired(d);
     }
 }

@@ -147,8 +147,8 @@ void docker_unref(struct docker *d);
 /* Any thread. False: the driver has ended. */
 bool docker_post(struct docker *d, struct sg_task *t);
 struct box *docker_find(const struct docker *d, const char *name);
-/* The last box is gone. */
-void docker_empty(struct docker *d);
+/* A box is gone. */
+void docker_unlisted(struct docker *d);
 void docker_set_well(struct docker *d, bool well, const struct sg_error *why);
 
 /* ---- engine.c: calls ---- */
