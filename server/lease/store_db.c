@@ -185,8 +185,7 @@ static int open_one(const char *path, int flags, sqlite3 **ret, struct sg_error 
 {
     int rc = sqlite3_open_v2(path, ret, flags | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW, NULL);
     if (rc != SQLITE_OK) {
-        sg_db_error(err, *ret, rc, "open its database");
-        return sg_error_wrap(err, "%s", path);
+        return sg_db_error(err, *ret, rc, "open its database");
     }
     sqlite3_busy_timeout(*ret, 5000);
     return 0;
@@ -212,7 +211,7 @@ static int note_wal_pages(void *arg, sqlite3 *db, const char *name, int pages)
     return SQLITE_OK;
 }
 
-int sg_db_open(struct sg_store *s, struct sg_error *err)
+static int open_all(struct sg_store *s, struct sg_error *err)
 {
     /* Checkpoints are the housekeeper's, so that a commit never waits for one. */
     static const char setup[] =
@@ -234,6 +233,17 @@ int sg_db_open(struct sg_store *s, struct sg_error *err)
         return -1;
     }
     return 0;
+}
+
+int sg_db_open(struct sg_store *s, struct sg_error *err)
+{
+    if (open_all(s, err) == 0) {
+        return 0;
+    }
+    int rc = s->writer != NULL ? sqlite3_errcode(s->writer) & 0xff : SQLITE_OK;
+    bool damaged = rc == SQLITE_NOTADB || rc == SQLITE_CORRUPT;
+    return sg_error_wrap(err, "%s%s", s->db_path,
+                         damaged ? " is damaged (put a backup in its place, or move it away, with its -wal file, to begin anew)" : "");
 }
 
 void sg_db_close(struct sg_store *s)

@@ -67,13 +67,13 @@ int sg_key_load(const char *dir, const char *file, const char *name, bool make, 
         int rc = sg_write_file(path, fresh, sizeof fresh, 0600, err);
         explicit_bzero(fresh, sizeof fresh);
         if (rc < 0) {
-            return sg_error_wrap(err, "cannot make the key file %s", path);
+            return sg_error_wrap(err, "cannot make a key file");
         }
     }
     char *text = NULL;
     size_t len = 0;
     if (sg_read_file(path, 4096, &text, &len, err) < 0) {
-        return sg_error_wrap(err, "cannot read the key file %s", path);
+        return sg_error_wrap(err, "cannot read a key file");
     }
     int rc = key_check(path, len, err);
     if (rc == 0) {

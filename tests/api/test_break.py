@@ -657,7 +657,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path):
     attempt("loopback", listen="0.0.0.0:0")
     attempt("state directory", state="file")
     attempt("state directory", state="file/below")
-    attempt("not a database", state="db")
+    attempt("sandgate.db is damaged", state="db")
     attempt("audit.key", state="key")
     attempt("bubblewrap", env={"PATH": "/nonexistent"})
     attempt("sandgate-agent", binary=lone)
