@@ -119,12 +119,26 @@ struct sg_exec_ops {
 
 /* ---- files ---- */
 
+/* The content of a file that is far away: nothing of it is on its way before somebody says what he wants. */
+struct sg_file_content;
+struct sg_file_content_ops {
+    /* Once: len bytes from first on, as they come. One reference, for the caller; it fails when they do not, also because the file has become
+     * shorter. A reader that stops ends it. Any thread. */
+    struct sg_pipe *(*send)(struct sg_file_content *c, uint64_t first, uint64_t len);
+    void (*close)(struct sg_file_content *c); /* MUST be called, once, whatever was sent, which goes on. Any thread. */
+};
+struct sg_file_content {
+    const struct sg_file_content_ops *ops;
+};
+
 /* An open regular file to read. fd is checked (S_ISREG, read-only, ordinary file system) and safe for pread
- * and sendfile; its size is a hint. Cloud drivers give a pipe instead (fd -1). Whoever receives it owns all three. */
+ * and sendfile; its size is a hint. Cloud drivers give a pipe instead (fd -1), and for
+ * open() there may be content instead of both. Whoever receives it owns all four. */
 struct sg_file_source {
     int fd;
     struct sg_hold *hold; /* dropped after fd is closed; may be NULL */
     struct sg_pipe *pipe;
+    struct sg_file_content *content;
     struct sg_file_stat stat;
 };
 struct sg_file_source_done {
@@ -186,6 +200,8 @@ struct sg_file_list_done {
  * SG_PATH_REFUSED (too long, a loop of links), SG_SANDBOX_LOST, SG_OVERLOADED. */
 struct sg_file_ops {
     int (*get)(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
+    /* MAY: as get, for who wants to read once and in one go at most. */
+    int (*open)(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
     int (*put)(struct sg_sandbox *sb, const struct sg_file_put_args *a, const struct sg_file_sink_done *done,
                struct sg_error *err); /* missing parents are made */
     int (*stat)(struct sg_sandbox *sb, const char *path, const struct sg_file_stat_done *done,

@@ -94,6 +94,7 @@ int sg_agent_exec_start(struct sg_agent *a, const struct sg_exec_spec *spec, con
 
 int sg_agent_get(struct sg_agent *a, const char *path, const struct sg_file_source_done *done,
                  struct sg_error *err);
+int sg_agent_open(struct sg_agent *a, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
 int sg_agent_put(struct sg_agent *a, const struct sg_file_put_args *args,
                  const struct sg_file_sink_done *done, struct sg_error *err);
 int sg_agent_stat(struct sg_agent *a, const char *path, const struct sg_file_stat_done *done,

@@ -106,6 +106,7 @@ struct file_op {
         struct sg_text_done text;
     } done;
     bool wants_text; /* of stat_answer */
+    bool content;    /* what comes is none: its content does, through the descriptor */
     int access;      /* of the descriptor that comes */
 };
 
@@ -255,8 +256,15 @@ static int get_answer(struct sg_call *c, const struct sg_agent_msg *m, int fd, c
     struct sg_file_source src = {.fd = -1};
     struct sg_error e = {0};
     struct stat st;
-    bool wrong;
-    if (sg_agent_take_file(m, fd, op->access, err, &st, &wrong, &e) < 0) {
+    bool wrong = false;
+    if (op->content && !sg_agent_answer_error(m, err, &e)) {
+        src.content = sg_agent_content_new(op->agent, fd);
+        sg_agent_stat_from(&src.stat, &m->u.done.stat, NULL, 0);
+        op->done.source.fn(op->done.source.arg, &src, NULL);
+    } else if (op->content) {
+        op->done.source.fn(op->done.source.arg, NULL, &e);
+        sg_close(fd);
+    } else if (sg_agent_take_file(m, fd, op->access, err, &st, &wrong, &e) < 0) {
         op->done.source.fn(op->done.source.arg, NULL, &e);
         sg_close(fd);
     } else {
@@ -282,6 +290,7 @@ static int open_file(struct sg_agent *a, struct sg_agent_msg *m, int access, con
     m->u.file.path = full;
     struct file_op *op = op_new(a, get_answer);
     op->call.wants_fd = true;
+    op->content = m->u.file.how == SG_AGENT_OPEN_CONTENT;
     op->access = access;
     op->done.source = *done;
     return op_send(op, m, err);
@@ -291,6 +300,12 @@ int sg_agent_get(struct sg_agent *a, const char *path, const struct sg_file_sour
                  struct sg_error *err)
 {
     struct sg_agent_msg m = {.u.file = {.path = path, .how = SG_AGENT_OPEN_READ}};
+    return open_file(a, &m, O_RDONLY, done, err);
+}
+
+int sg_agent_open(struct sg_agent *a, const char *path, const struct sg_file_source_done *done, struct sg_error *err)
+{
+    struct sg_agent_msg m = {.u.file = {.path = path, .how = a->o.far ? SG_AGENT_OPEN_CONTENT : SG_AGENT_OPEN_READ}};
     return open_file(a, &m, O_RDONLY, done, err);
 }
 

@@ -129,6 +129,11 @@ void sg_agent_condition_from(struct sg_agent_condition *out, const struct sg_con
 int sg_agent_list_links(struct sg_agent *a, const struct sg_file_list_args *args, uint32_t links,
                         const struct sg_file_list_done *done, struct sg_error *err);
 
+/* ---- client_content.c ---- */
+
+/* Of a file that a relay has open; fd, which leads there, is taken over. */
+struct sg_file_content *sg_agent_content_new(struct sg_agent *a, int fd);
+
 /* ---- client_put.c and client_append.c ---- */
 
 typedef void sg_commit_done(void *arg, const struct sg_file_stat *st, bool created,

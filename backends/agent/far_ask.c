@@ -220,7 +220,7 @@ static int ask_for(struct far *f, const struct sg_agent_msg *m, enum call_kind k
         far_refuse(f, m, SG_AGENT_ENOSPOOL);
         return 0;
     }
-    struct sg_mux_channel *c = sg_mux_add(f->mux, k->channel, kind == CALL_SOCKET ? SG_MUX_BOTH : SG_MUX_IN, k);
+    struct sg_mux_channel *c = sg_mux_add(f->mux, k->channel, kind == CALL_SOCKET || kind == CALL_CONTENT ? SG_MUX_BOTH : SG_MUX_IN, k);
     if (c == NULL) {
         (void)sg_close(fd);
         return -1;
@@ -250,6 +250,8 @@ static int ask_open(struct far *f, const struct sg_agent_msg *m, const void *dat
     switch (m->u.file.how) {
     case SG_AGENT_OPEN_READ:
         return ask_for(f, m, CALL_READ, -1, data, len);
+    case SG_AGENT_OPEN_CONTENT:
+        return ask_for(f, m, CALL_CONTENT, -1, data, len);
     case SG_AGENT_OPEN_TEMP:
         (void)call_new(f, m->id, CALL_TEMP);
         send_plain(f, data, len);

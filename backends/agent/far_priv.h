@@ -13,12 +13,12 @@
 #define FAR_PARCELS_MAX 4096U
 
 /* A question whose answer brings more than its packet. */
-enum call_kind { CALL_READ, CALL_LIST, CALL_SOCKET, CALL_TEMP, CALL_TERMINAL };
+enum call_kind { CALL_READ, CALL_LIST, CALL_SOCKET, CALL_TEMP, CALL_TERMINAL, CALL_CONTENT };
 struct far_call {
     uint64_t id;
     enum call_kind kind;
     uint32_t channel;
-    int fd;        /* SOCKET, TERMINAL: the client's end; READ: what has come; or -1 */
+    int fd;        /* SOCKET, TERMINAL, CONTENT: the client's end; READ: what has come; or -1 */
     struct far_io *io; /* READ: what takes it */
     bool complete; /* READ, LIST: all has come */
     int error;

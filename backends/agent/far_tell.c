@@ -120,7 +120,9 @@ static int answered(struct far *f, struct far_call *k, struct sg_agent_msg *m, c
         tell(f, data, len, -1);
         return good && !k->complete ? -1 : 0;
     }
-    if (k->kind == CALL_SOCKET) {
+    if (k->kind == CALL_CONTENT && (m->u.done.flags & SG_AGENT_DONE_STAT) == 0)
+        return -1;
+    if (k->kind == CALL_SOCKET || k->kind == CALL_CONTENT) {
         tell(f, data, len, sg_steal_fd(&k->fd));
         return 0;
     }

@@ -77,6 +77,8 @@ void files_open(struct agent *a, const struct sg_agent_msg *m)
         fd = files_open_regular(m->u.file.path, O_WRONLY | O_APPEND, files_links(m), &st);
     else if (m->u.file.how == SG_AGENT_OPEN_SCRATCH)
         fd = files_open_scratch(a, m);
+    else if (m->u.file.how == SG_AGENT_OPEN_CONTENT)
+        fd = -EINVAL;
     else
         fd = files_open_temp(a, m, temp, sizeof temp);
     if (fd >= 0 && m->u.file.how >= SG_AGENT_OPEN_TEMP && fstat(fd, &st) != 0) {

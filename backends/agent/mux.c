@@ -68,6 +68,7 @@ int sg_mux_attach(struct sg_mux *m, struct sg_mux_channel *c, int fd)
     c->fd = fd;
     c->is_file = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
     c->readable = c->writable = true;
+    c->manual = false;
     if (!c->is_file) {
         struct epoll_event e = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = c};
         if (epoll_ctl(m->epoll, EPOLL_CTL_ADD, fd, &e) != 0)
@@ -76,6 +77,11 @@ int sg_mux_attach(struct sg_mux *m, struct sg_mux_channel *c, int fd)
     }
     mux_activate(m, c);
     return 0;
+}
+
+void sg_mux_read_from(struct sg_mux_channel *c, uint64_t first)
+{
+    c->read_at = (off_t)first; /* beyond what there can be: nothing is read there */
 }
 
 enum sg_mux_direction sg_mux_way(const struct sg_mux_channel *c)

@@ -89,8 +89,11 @@ struct sg_mux_channel *sg_mux_add(struct sg_mux *m, uint32_t number, enum sg_mux
 struct sg_mux_channel *sg_mux_find(const struct sg_mux *m, uint32_t number);
 void *sg_mux_owner(const struct sg_mux_channel *c);
 void sg_mux_set_owner(struct sg_mux_channel *c, void *owner);
-/* Its descriptor, which is taken over and does not block: a pipe, a stream socket, or a regular file (from its start). -1: it cannot be watched. */
+/* Its descriptor, which is taken over and does not block: a pipe, a stream socket, or a regular file (from its start). Nobody moves its bytes by hand
+ * any more. -1: it cannot be watched. */
 int sg_mux_attach(struct sg_mux *m, struct sg_mux_channel *c, int fd);
+/* Of one whose descriptor is a regular file: what is sent begins there. */
+void sg_mux_read_from(struct sg_mux_channel *c, uint64_t first);
 enum sg_mux_direction sg_mux_way(const struct sg_mux_channel *c);
 /* Did it end because the other side takes no more? */
 bool sg_mux_stopped(const struct sg_mux_channel *c);

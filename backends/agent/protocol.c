@@ -278,7 +278,7 @@ static bool file_valid(const struct sg_agent_msg *m)
     if (m->type == SG_AGENT_RENAME || m->type == SG_AGENT_LINK || m->type == SG_AGENT_MERGE)
         return m->u.file.path2 != NULL && m->u.file.path2[0] != '\0';
     if (m->type == SG_AGENT_OPEN)
-        return m->u.file.how >= SG_AGENT_OPEN_READ && m->u.file.how <= SG_AGENT_OPEN_SCRATCH;
+        return m->u.file.how >= SG_AGENT_OPEN_READ && m->u.file.how <= SG_AGENT_OPEN_CONTENT;
     if (m->type == SG_AGENT_LIST)
         return m->u.file.max_bytes <= SG_AGENT_LIST_BYTES_MAX && m->u.file.max_entries <= SG_AGENT_LIST_MAX;
     return true;

@@ -40,7 +40,7 @@
  *   OPEN          u32 how, condition, string path. Answer DONE, with one descriptor when it succeeded. A file opened with
  *                 OPEN_TEMP is new, empty and nameless (where the file system has no nameless files, its path is
  *                 DONE.text), in path's directory or the nearest one above it that exists. OPEN_SCRATCH: the same, but
- *                 nobody can ever give it a name.
+ *                 nobody can ever give it a name. OPEN_CONTENT: only to a relay.
  *   COMMIT        u32 mode, i64 mtime_ns, condition, string path, string temp ("": nameless); descriptor: the
  *                 temp file. Gives it the name path, over what is there; directories are made. With COMMIT_APPEND its content is
  *                 appended to the file of that name, if there is one. Answer DONE with stat.
@@ -177,7 +177,18 @@ enum sg_agent_stage {
     SG_AGENT_STAGE_TTY
 };
 
-enum sg_agent_how { SG_AGENT_OPEN_READ = 1, SG_AGENT_OPEN_APPEND, SG_AGENT_OPEN_TEMP, SG_AGENT_OPEN_SCRATCH };
+enum sg_agent_how {
+    SG_AGENT_OPEN_READ = 1,
+    SG_AGENT_OPEN_APPEND,
+    SG_AGENT_OPEN_TEMP,
+    SG_AGENT_OPEN_SCRATCH,
+    SG_AGENT_OPEN_CONTENT /* as READ; only to a relay (relay.h), which reads it */
+};
+
+/* With OPEN_CONTENT the answer's descriptor is a stream socket: what is wanted goes there, once, and comes. */
+struct sg_agent_wanted {
+    uint64_t first, len; /* len > 0 */
+};
 
 #define SG_AGENT_SET_MODE 1U   /* COMMIT: mode is the caller's, else 0644, or that of the file replaced; ATTRIBUTES */
 #define SG_AGENT_COMMIT_NEW 2U /* only when there is nothing of that name: EEXIST */

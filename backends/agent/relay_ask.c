@@ -166,7 +166,7 @@ static int make_memory(size_t size)
 static void with_answer(struct relay *r, struct sg_agent_msg *m, enum ask_kind kind, uint32_t name)
 {
     struct ask *k = ask_new(r, m->id, kind);
-    struct sg_mux_channel *c = ask_add(r, k, name, kind == ASK_SOCKET ? SG_MUX_BOTH : SG_MUX_OUT);
+    struct sg_mux_channel *c = ask_add(r, k, name, kind == ASK_SOCKET || kind == ASK_CONTENT ? SG_MUX_BOTH : SG_MUX_OUT);
     int fd = -1;
     if (kind == ASK_LIST) {
         k->fd = make_memory(SG_AGENT_LIST_BYTES_MAX);
@@ -180,6 +180,9 @@ static void with_answer(struct relay *r, struct sg_agent_msg *m, enum ask_kind k
     } else if (kind == ASK_SOCKET) {
         k->family = m->u.socket.family;
         k->port = m->u.socket.port;
+    } else if (kind == ASK_CONTENT) {
+        m->u.file.how = SG_AGENT_OPEN_READ;
+        sg_mux_manual(r->mux, c);
     }
     relay_ask(r, m, &fd, fd >= 0 ? 1 : 0);
 }
@@ -209,6 +212,8 @@ static void open_file(struct relay *r, struct sg_agent_msg *m, const uint32_t *n
 {
     if (m->u.file.how == SG_AGENT_OPEN_READ && n == 1) {
         with_answer(r, m, ASK_READ, names[0]);
+    } else if (m->u.file.how == SG_AGENT_OPEN_CONTENT && n == 1) {
+        with_answer(r, m, ASK_CONTENT, names[0]);
     } else if (m->u.file.how == SG_AGENT_OPEN_TEMP && n == 1) {
         stage(r, m, names[0]);
     } else if (m->u.file.how == SG_AGENT_OPEN_TEMP && n == 0) {

@@ -16,6 +16,7 @@
 enum ask_kind {
     ASK_SPAWN,
     ASK_READ,
+    ASK_CONTENT, /* a file of which the server says what it wants */
     ASK_LIST,
     ASK_SOCKET,
     ASK_CHECK,  /* OPEN_TEMP of the server: the file is not needed yet */
@@ -32,7 +33,9 @@ struct ask {
     enum ask_kind kind;
     uint32_t names[SG_MUX_NAMED_MAX]; /* channels */
     unsigned n;
-    int fd;             /* LIST: what the agent writes; STAGE, BLOB: what has come; SOCKET: being connected; or -1 */
+    struct sg_agent_wanted wanted; /* CONTENT, */
+    size_t have;        /* ... so many bytes of it */
+    int fd;             /* CONTENT: the file, until it is known what is wanted; LIST: what the agent writes; STAGE, BLOB: what has come; SOCKET: being connected; or -1 */
     bool answered;      /* STAGE: the agent has said whether there is a file */
     bool complete;      /* STAGE, BLOB: all has come, or an error */
     int error;
@@ -101,12 +104,20 @@ void relay_received(void *arg, struct sg_mux_channel *c, int error);
 /* The agent has answered the gate, or all has come. */
 void relay_ungate(struct relay *r);
 
+/* ---- relay_content.c ---- */
+
+/* The agent has opened the file; fd is taken over. */
+void relay_content_opened(struct ask *k, int fd);
+/* Something has come for it. k and c may be gone after that. */
+void relay_content_moved(struct relay *r, struct ask *k, struct sg_mux_channel *c);
+
 /* ---- relay_tell.c ---- */
 
 /* A packet of the agent and its descriptor (-1: none), which is taken over. */
 void relay_tell(struct relay *r, const void *data, size_t len, int fd);
 void relay_sent(void *arg, struct sg_mux_channel *c);
 void relay_gone(void *arg, struct sg_mux_channel *c);
+void relay_moved(void *arg, struct sg_mux_channel *c);
 void relay_connected(struct relay *r, uint32_t number);
 /* How often the kernel has killed here for want of memory. */
 int64_t relay_oom(const struct relay *r);
@@ -122,7 +133,8 @@ void relay_terminal_spawn(struct relay *r, struct sg_agent_msg *m, uint32_t name
 void relay_terminal_came(struct relay *r, struct ask *k, int fd);
 void relay_terminal_resize(struct relay *r, const struct sg_agent_msg *m);
 void relay_terminal_ready(struct relay *r, uint32_t number);
-void relay_moved(void *arg, struct sg_mux_channel *c);
+/* Something has been typed, or may be said. */
+void relay_terminal_moved(struct relay *r, const struct ask *k, struct sg_mux_channel *c);
 /* The end of what is typed was heard. */
 void relay_terminal_no_more(struct relay *r, struct ask *k, struct sg_mux_channel *c);
 /* The command has ended, or never began: k may be gone after that. */

@@ -157,12 +157,18 @@ static void done(struct relay *r, struct ask *k, struct sg_agent_msg *m, const v
         checked(r, m, fd);
         break;
     case ASK_READ:
+    case ASK_CONTENT:
     case ASK_LIST:
     case ASK_SOCKET:
         if (m->u.done.error != 0 || !wanted) {
             if (fd >= 0)
                 close(fd);
             failed(r, k, wanted ? c : NULL, data, len);
+            return;
+        }
+        if (k->kind == ASK_CONTENT) {
+            relay_content_opened(k, fd);
+            pass_on(r, data, len);
             return;
         }
         if (k->kind == ASK_SOCKET) {
@@ -296,14 +302,24 @@ void relay_gone(void *arg, struct sg_mux_channel *c)
     struct relay *r = arg;
     struct ask *k = sg_mux_owner(c);
     if (k == NULL || k->kind != ASK_SPAWN) {
-        if (k != NULL && k->kind == ASK_SOCKET && k->fd >= 0)
-            ask_free(r, k); /* given up while it was being connected */
+        if (k != NULL && (k->kind == ASK_CONTENT || (k->kind == ASK_SOCKET && k->fd >= 0)))
+            ask_free(r, k); /* its end; of a connection: given up while it was being made */
         return;
     }
     if (--k->live == 0 && k->due_ms != 0) {
         r->ending -= k->due_ms > 0;
         ask_free(r, k);
     }
+}
+
+void relay_moved(void *arg, struct sg_mux_channel *c)
+{
+    struct relay *r = arg;
+    struct ask *k = sg_mux_owner(c);
+    if (k != NULL && k->kind == ASK_CONTENT)
+        relay_content_moved(r, k, c);
+    else if (k != NULL && k->terminal != NULL)
+        relay_terminal_moved(r, k, c);
 }
 
 /* ---- time ---- */

@@ -152,12 +152,10 @@ static void deafen(struct relay *r, struct terminal *t, struct sg_mux_channel *c
     sg_mux_took(r->mux, c, len, EPIPE);
 }
 
-void relay_moved(void *arg, struct sg_mux_channel *c)
+void relay_terminal_moved(struct relay *r, const struct ask *k, struct sg_mux_channel *c)
 {
-    struct relay *r = arg;
-    struct ask *k = sg_mux_owner(c);
-    struct terminal *t = k != NULL ? k->terminal : NULL;
-    if (t == NULL || (t->master < 0 && !t->hung))
+    struct terminal *t = k->terminal;
+    if (t->master < 0 && !t->hung)
         return;
     if (t->hung) {
         deafen(r, t, c);

@@ -63,6 +63,14 @@ static int file_get(struct sg_sandbox *sb, const char *path, const struct sg_fil
     return rc;
 }
 
+static int file_open(struct sg_sandbox *sb, const char *path, const struct sg_file_source_done *done, struct sg_error *err)
+{
+    struct sg_agent *a = agent_of(sb, true, err);
+    int rc = a != NULL ? sg_agent_open(a, path, done, err) : -1;
+    sg_agent_unref(a);
+    return rc;
+}
+
 static int file_put(struct sg_sandbox *sb, const struct sg_file_put_args *args,
                     const struct sg_file_sink_done *done, struct sg_error *err)
 {
@@ -223,6 +231,7 @@ static const struct sg_tree_ops sandbox_tree = {
 
 const struct sg_file_ops sg_agent_sandbox_files = {
     .get = file_get,
+    .open = file_open,
     .put = file_put,
     .stat = file_stat,
     .list = file_list,

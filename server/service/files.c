@@ -76,14 +76,14 @@ static void plain_done(void *arg, const struct sg_error *err)
     call_end(c, !err);
 }
 
-int sg_service_file_get(struct sg_entry *lease, const char *path, const struct sg_file_source_done *done, struct sg_error *err)
+int sg_service_file_get(struct sg_entry *lease, const char *path, bool once, const struct sg_file_source_done *done, struct sg_error *err)
 {
     struct call *c = call_begin(lease, err);
 
     if (!c)
         return -1;
     c->source = *done;
-    return started(c, c->ops->get(c->sb, path, &(struct sg_file_source_done){source_done, c}, err));
+    return started(c, (once && c->ops->open ? c->ops->open : c->ops->get)(c->sb, path, &(struct sg_file_source_done){source_done, c}, err));
 }
 
 int sg_service_file_stat(struct sg_entry *lease, const char *path, const struct sg_file_stat_done *done, struct sg_error *err)

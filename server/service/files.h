@@ -7,7 +7,8 @@
 #include "base/workq.h"
 #include "lease/registry.h"
 
-int sg_service_file_get(struct sg_entry *lease, const char *path, const struct sg_file_source_done *done, struct sg_error *err);
+/* once: it is read once at most, and then the source may be content. */
+int sg_service_file_get(struct sg_entry *lease, const char *path, bool once, const struct sg_file_source_done *done, struct sg_error *err);
 int sg_service_file_stat(struct sg_entry *lease, const char *path, const struct sg_file_stat_done *done, struct sg_error *err);
 int sg_service_file_list(struct sg_entry *lease, const struct sg_file_list_args *args, const struct sg_file_list_done *done,
                          struct sg_error *err);

@@ -8,6 +8,7 @@ Only the standard library. The binary is $SANDGATE_BIN (default build/sandgate).
 $SANDGATE_OBSERVED (JSON lines) when that is set, so that the contract check can compare it with the API description.
 """
 import base64
+import contextlib
 import copy
 import http.client
 import itertools
@@ -331,6 +332,13 @@ class Server:
 
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.pid()}/fd"))
+
+    def open_files(self):
+        paths = []
+        for fd in os.listdir(f"/proc/{self.pid()}/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                paths.append(os.readlink(f"/proc/{self.pid()}/fd/{fd}"))
+        return paths
 
     def threads(self):
         return len(os.listdir(f"/proc/{self.pid()}/task"))

@@ -2,8 +2,11 @@
 
 What commands and files are like there is the conformance suite's matter (row docker_engine).
 """
+import base64
 import concurrent.futures
 import contextlib
+import hashlib
+import http.client
 import os
 import signal
 import socket
@@ -104,6 +107,58 @@ def test_much_at_once(server):
         with concurrent.futures.ThreadPoolExecutor(5) as pool:
             assert set(pool.map(job, range(5))) == {"500000"}
     client.terminate(lease)
+
+
+# ---- files as they come ----
+
+BIG = 24 << 20
+
+
+def begun(server, lease, path="big", **headers):
+    """A download of which the head has come, and nothing is read."""
+    h = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    h.connect()
+    h.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    h.request("GET", f"/leases/{lease}/files?path={path}", headers=headers)
+    r = h.getresponse()
+    assert r.status in (200, 206) and int(r.getheader("Content-Length")) > 1 << 20, (r.status, r.getheaders())
+    return r
+
+
+def cut(r):
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        r.read()
+    r.close()
+
+
+def test_files_come_as_they_are_read(server, client, engine):
+    lease = client.lease(limits={"memory_max": 256 << 20, "disk_max": 100 << 20})
+    assert client.exec(lease, f"yes 0123456789abcde | head -c {BIG} > big")["returncode"] == 0
+    whole = (b"0123456789abcde\n" * (BIG // 16))
+    before = server.rss_kib()
+    slow = [begun(server, lease) for _ in range(8)]
+    assert slow[0].read(16) == whole[:16]
+    # Those wait where they are, on no disk of ours; nobody else waits for them.
+    assert server.rss_kib() - before < 32 << 10 and not [p for p in server.open_files() if p.endswith(" (deleted)")]
+    assert client.exec(lease, "echo on")["stdout"] == "on\n"
+    assert client.read(lease, "big").body == whole
+    r = begun(server, lease, Range=f"bytes={BIG - 5000000}-")
+    assert r.status == 206 and r.getheader("Content-Range") == f"bytes {BIG - 5000000}-{BIG - 1}/{BIG}" and r.read() == whole[-5000000:]
+    r = client.get(f"/leases/{lease}/files?path=big", headers={"Want-Repr-Digest": "sha-256=1"})
+    assert base64.b64encode(hashlib.sha256(whole).digest()).decode() in r.headers["Repr-Digest"] and r.body == whole
+
+    client.exec(lease, "truncate -s 15000000 big")
+    cut(slow[0])
+    pid = relay_of(engine, lease)
+    os.kill(pid, signal.SIGKILL)
+    cut(slow[1])
+    wait_until(lambda: client.exec_response(lease, "true").status == 200, what="another relay")
+    assert len(client.read(lease, "big").body) == 15000000
+    late = begun(server, lease)
+    for r in slow:
+        r.close()
+    client.terminate(lease)
+    cut(late)
 
 
 # ---- deaths ----

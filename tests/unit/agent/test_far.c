@@ -26,6 +26,7 @@ struct outcome {
     enum sg_code code;
     int fd;
     struct sg_file_stat stat;
+    struct sg_file_content *content;
     struct sg_file_sink *sink;
 };
 
@@ -231,6 +232,7 @@ static void got_source(void *arg, struct sg_file_source *src, const struct sg_er
     (void)arg;
     if (src != NULL) {
         o.fd = src->fd;
+        o.content = src->content;
         o.stat = src->stat;
     }
     end_with(err);
@@ -333,6 +335,105 @@ Test(far, a_file_that_is_not_there)
     await(o.done, "the answer");
     cr_assert_eq(o.code, SG_NOT_FOUND);
     cr_assert(!sg_agent_is_gone(agent));
+}
+
+/* ---- files as they come ---- */
+
+static struct sg_pipe *open_content(struct heard *h, uint64_t first, uint64_t len)
+{
+    cr_assert_eq(sg_agent_open(agent, "f", &(struct sg_file_source_done){.fn = got_source}, NULL), 0);
+    done(expect(h, SG_AGENT_OPEN), 0, 1, SG_AGENT_DONE_STAT);
+    cr_assert_eq(h->m.u.file.how, (uint32_t)SG_AGENT_OPEN_CONTENT);
+    cr_assert_eq(h->n, 1U);
+    await(o.done, "the answer, before anything of the content");
+    cr_assert_eq(o.code, SG_OK);
+    cr_assert(o.fd < 0 && o.content != NULL && o.stat.size == 5 && o.stat.ino == 42);
+    struct sg_pipe *p = o.content->ops->send(o.content, first, len);
+    o.content->ops->close(o.content);
+    return p;
+}
+
+/* What is wanted has been said, and no more will be. */
+static uint32_t expect_wanted(struct heard *h, uint64_t first, uint64_t len)
+{
+    const struct sg_agent_wanted wanted = {first, len};
+    uint32_t channel = h->names[0];
+    hear(h);
+    cr_assert(h->type == SG_MUX_DATA && h->channel == channel && h->len == sizeof wanted);
+    cr_assert_arr_eq(h->text, &wanted, sizeof wanted);
+    hear(h);
+    cr_assert(h->type == SG_MUX_END && h->channel == channel);
+    return channel;
+}
+
+/* The next bytes of p, or how it ends. */
+static ssize_t next_of(struct sg_pipe *p, char *to, size_t len)
+{
+    const struct sg_waker w = {.wake = wake};
+    ssize_t n;
+    sg_pipe_set_reader(p, &w);
+    while ((n = sg_pipe_read(p, to, len)) == -EAGAIN)
+        await(readable, "something comes");
+    sg_pipe_set_reader(p, NULL);
+    return n;
+}
+
+Test(far, of_a_file_comes_what_is_wanted_as_it_comes)
+{
+    struct heard h;
+    char text[8] = "";
+    struct sg_pipe *p = open_content(&h, 1, 4);
+    uint32_t channel = expect_wanted(&h, 1, 4);
+    say(channel, SG_MUX_DATA, "o", 1);
+    cr_assert_eq(next_of(p, text, sizeof text), 1, "the first byte, before the others");
+    say(channel, SG_MUX_DATA, "nte", 3);
+    say(channel, SG_MUX_END, "", 0);
+    cr_assert_eq(next_of(p, text, sizeof text), 3);
+    cr_assert_eq(next_of(p, text, sizeof text), 0);
+    sg_pipe_unref(p);
+}
+
+Test(far, a_file_that_becomes_shorter_is_no_whole_one)
+{
+    struct heard h;
+    char text[8];
+    struct sg_pipe *p = open_content(&h, 0, 5);
+    uint32_t channel = expect_wanted(&h, 0, 5);
+    say(channel, SG_MUX_DATA, "cont", 4);
+    say(channel, SG_MUX_END, "", 0);
+    cr_assert_eq(next_of(p, text, sizeof text), 4);
+    cr_assert_eq(next_of(p, text, sizeof text), -EIO);
+    sg_pipe_unref(p);
+    cr_assert(!sg_agent_is_gone(agent));
+}
+
+Test(far, a_file_whose_relay_ends_is_no_whole_one)
+{
+    struct heard h;
+    char text[8];
+    struct sg_pipe *p = open_content(&h, 0, 5);
+    (void)expect_wanted(&h, 0, 5);
+    sg_pipe_close(in);
+    cr_assert_eq(next_of(p, text, sizeof text), -EIO);
+    sg_pipe_unref(p);
+}
+
+Test(far, a_file_that_nobody_wants_any_more_is_stopped)
+{
+    struct heard h;
+    struct sg_pipe *p = open_content(&h, 0, 1 << 20);
+    uint32_t channel = expect_wanted(&h, 0, 1 << 20);
+    sg_pipe_stop(p);
+    sg_pipe_unref(p);
+    hear(&h);
+    cr_assert(h.type == SG_MUX_STOP && h.channel == channel);
+    p = open_content(&h, 0, 0); /* nor one of which nothing is wanted from the beginning */
+    cr_assert_eq(next_of(p, NULL, 0), 0);
+    sg_pipe_unref(p);
+    channel = h.names[0];
+    for (hear(&h); h.type != SG_MUX_STOP; hear(&h))
+        cr_assert(h.type == SG_MUX_END);
+    cr_assert_eq(h.channel, channel);
 }
 
 /* One after the other although nobody waits: what names a file comes after it. */

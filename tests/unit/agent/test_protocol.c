@@ -126,7 +126,7 @@ Test(protocol, limits_hold_for_the_sender_too)
     cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_SIGNAL, .id = 1, .u.signal.signo = 65}));
     cr_expect(refused((struct sg_agent_msg){.type = SG_AGENT_SIGNAL, .id = 1, .u.signal.signo = 0}));
     cr_expect(
-        refused((struct sg_agent_msg){.type = SG_AGENT_OPEN, .id = 1, .u.file = {.how = 5, .path = "/"}}));
+        refused((struct sg_agent_msg){.type = SG_AGENT_OPEN, .id = 1, .u.file = {.how = 6, .path = "/"}}));
     cr_expect(refused(
         (struct sg_agent_msg){.type = SG_AGENT_STAT, .id = 1, .u.file = {.flags = 2, .path = "/"}}));
     cr_expect(refused((struct sg_agent_msg){
