@@ -1,4 +1,5 @@
-/* What is wanted of a file that is far away, on its way into a pipe: within the credit of its channel, as fast as it is read. */
+/* What is wanted of a file that is far away, on its way into a pipe: within the credit of its channel, as
+ * fast as it is read. */
 #include "backends/agent/client_priv.h"
 
 #include <errno.h>
@@ -15,7 +16,7 @@
 
 struct content {
     struct sg_file_content base; /* first */
-    atomic_int refs; /* whoever has it; while it is sent: that; the waker's, the task's */
+    atomic_int refs;             /* whoever has it; while it is sent: that; the waker's, the task's */
     struct sg_agent *agent;
     struct sg_pipe *pipe; /* once it is wanted */
     struct sg_agent_wanted wanted;
@@ -126,7 +127,8 @@ static void begin(struct content *c)
 {
     const struct sg_waker w = {.wake = wake, .ref = content_ref, .unref = content_unref, .arg = c};
     c->begun = true;
-    if (send(c->watch.fd, &c->wanted, sizeof c->wanted, MSG_NOSIGNAL) != (ssize_t)sizeof c->wanted || shutdown(c->watch.fd, SHUT_WR) != 0)
+    if (send(c->watch.fd, &c->wanted, sizeof c->wanted, MSG_NOSIGNAL) != (ssize_t)sizeof c->wanted ||
+        shutdown(c->watch.fd, SHUT_WR) != 0)
         finish(c, "the way to it broke");
     else
         sg_pipe_set_writer(c->pipe, &w); /* calls it at once */

@@ -1,4 +1,5 @@
-/* Files that are read here: the server knows what a file is before it says what it wants of it, and that goes out as it is read. */
+/* Files that are read here: the server knows what a file is before it says what it wants of it, and that goes
+ * out as it is read. */
 #include "backends/agent/relay_priv.h"
 
 #include <stdlib.h>
