@@ -26,7 +26,8 @@ static int64_t now_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* It gets its name once it listens: who sees the name can connect. */
+/* It gets its name once it listens: who sees the name can connect. The name stays: an agent that finds it there is in a container that has
+ * ended and was started once more, without the files and processes that its lease knows of. */
 int await_listen(const char *dir)
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -35,6 +36,8 @@ int await_listen(const char *dir)
     int m = snprintf(name, sizeof name, "%s/%s", dir, SG_AGENT_SOCKET_NAME);
     if (n < 0 || m < 0 || (size_t)n >= sizeof at.sun_path || (size_t)m >= sizeof name)
         return -ENAMETOOLONG;
+    if (access(name, F_OK) == 0)
+        return -EEXIST;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -errno;

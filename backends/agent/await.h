@@ -10,7 +10,7 @@
 /* Of an event: the next server is there. */
 #define AGENT_NEXT UINT64_MAX
 
-/* A listening socket with the name SG_AGENT_SOCKET_NAME in dir, over what has the name; or -errno. */
+/* A listening socket with the name SG_AGENT_SOCKET_NAME in dir, or -errno; -EEXIST: an agent has listened there before. */
 int await_listen(const char *dir);
 /* The server is gone, or there was none yet: ends what it had begun and waits for one, at most a->grace_ms; then the program ends.
  * Answers for nobody are thrown away meanwhile. */

@@ -153,7 +153,7 @@ static void take_places(struct agent *a)
         return;
     a->listen = await_listen(a->listen_dir);
     if (a->listen < 0)
-        die(EXIT_SETUP, "cannot listen in its directory");
+        die(EXIT_SETUP, a->listen == -EEXIST ? "this container has ended before" : "cannot listen in its directory");
     for (unsigned i = 0; i < a->n_own; i++) {
         struct stat st;
         if (stat(a->own[i], &st) != 0 ||

@@ -65,6 +65,9 @@ static void removed(void *arg, const struct reply *r)
     }
     if (r->status == 204 || r->status == 404) {
         gone(b);
+        if (r->status == 404 && b->pid > 0) {
+            docker_sweep(b->d); /* somebody may have given it another name */
+        }
     } else if (b->d->closing) {
         box_shut(b);
     } else { /* being removed by somebody else already (409), or the engine is away, or it has troubles */

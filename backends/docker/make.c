@@ -309,6 +309,20 @@ static void snapshot_missing(struct box *b)
     sg_error_clear(&err);
 }
 
+/* How many there are only the engine knows. */
+static bool asks_too_many_cpus(const struct box *b, const struct reply *r)
+{
+    return r->status == 400 && b->limits.cpu_milli != b->d->cfg.cpu_milli && strstr(r->message, "CPUs") != NULL;
+}
+
+static void too_many_cpus(struct box *b, const struct reply *r)
+{
+    struct sg_error err = {0};
+    sg_error_field(&err, SG_LIMIT_EXCEEDED, "limits.cpu_max", "the engine refuses it: %s", r->message);
+    make_failed(b, &err);
+    sg_error_clear(&err);
+}
+
 static void make(struct box *b);
 
 void make_pulled(struct box *b, const struct sg_error *err)
@@ -340,6 +354,8 @@ static void made(void *arg, const struct reply *r)
             pull_for(b);
         } else if (r->status == 404) {
             image_missing(b);
+        } else if (asks_too_many_cpus(b, r)) {
+            too_many_cpus(b, r);
         } else {
             failed(b, r, "make a container");
         }

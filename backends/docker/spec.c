@@ -10,6 +10,8 @@
 #define HOME_SHARE 4 /* home, /tmp and /dev/shm have this part of the disk each */
 #define BYTES_PER_FILE 4096
 #define FILES_MIN 1024
+#define PIDS_MIN 8
+#define CPU_MILLI_MIN 10
 #define PODMAN_FILES 1024
 #define PODMAN_FILES_HARD 1048576
 #define PODMAN_PROCESSES 32768 /* of all containers' commands together: what it has itself; pids is the limit of each */
@@ -57,6 +59,12 @@ static int check_limits(const struct sg_docker_config *c, const struct sg_limits
     }
     if (l->memory_bytes > 0 && l->memory_bytes < (INT64_C(6) << 20)) {
         return sg_error_field(err, SG_NOT_SUPPORTED, "limits.memory_max", "an engine makes no container with less than 6 MiB");
+    }
+    if (l->pids > 0 && l->pids < PIDS_MIN) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "limits.pids_max", "what leads the commands in a container counts, too: %d at least", PIDS_MIN);
+    }
+    if (l->cpu_milli > 0 && l->cpu_milli < CPU_MILLI_MIN) {
+        return sg_error_field(err, SG_NOT_SUPPORTED, "limits.cpu_max", "an engine makes no container with less than 0.01 of a CPU");
     }
     if (memory > 0 && l->disk_bytes > memory) {
         return sg_error_field(err, SG_LIMIT_EXCEEDED, "limits.disk_max", "the disk of a container lies in its memory, of which it has %lld bytes",

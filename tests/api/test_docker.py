@@ -127,6 +127,10 @@ def test_images_and_limits_are_the_operators(engine, client):
     for limits, field in (({"memory_max": 2 << 30}, "limits.memory_max"), ({"pids_max": 1000}, "limits.pids_max"), ({"disk_max": 2 << 30}, "limits.disk_max")):
         r = client.post("/leases", {"limits": limits})
         assert r.status == 422 and r.code == "limit_exceeded" and r.json()["field"] == field and r.json()["limit"], r
+    for limits, field, code in (({"memory_max": 4096}, "limits.memory_max", "not_supported"), ({"pids_max": 2}, "limits.pids_max", "not_supported"),
+                                ({"cpu_max": 0.001}, "limits.cpu_max", "not_supported"), ({"cpu_max": 1000}, "limits.cpu_max", "limit_exceeded")):
+        r = client.post("/leases", {"limits": limits})
+        assert r.status == 422 and r.code == code and r.json()["field"] == field, r
     for egress in ("open", "restricted"):
         r = client.post("/leases", {"network_egress_class": egress})
         assert r.status == 422 and r.code == "pool_refused" and r.json()["field"] == "network_egress_class" and r.json()["reason"] == "egress_widened", r
@@ -245,6 +249,14 @@ def test_a_container_that_is_killed_is_a_lost_lease(engine, client):
     r = client.exec_response(a, "true")
     assert r.status == 410 and r.code == "sandbox_lost", r
     wait_until(lambda: not {name(a), name(b)} & set(engine.containers()), what="what is lost is removed")
+
+
+def test_a_container_with_another_name_goes_with_its_lease(engine, client):
+    lease = client.lease()
+    assert engine.call("POST", f"/containers/{name(lease)}/rename?name=somebody")[0] == 204
+    assert client.exec(lease, "echo on")["stdout"] == "on\n"
+    client.terminate(lease)
+    wait_until(lambda: "somebody" not in engine.containers(), what="it is gone, too")
 
 
 def test_a_running_command_ends_with_its_container(engine, server):
@@ -387,14 +399,15 @@ def instance_of(e, n):
 
 def test_a_container_that_died_without_a_server_is_a_lost_lease(engine):
     with serve(engine) as s:
-        dead, alive = s.client().lease(), s.client().lease()
+        dead, other, alive = (s.client().lease() for _ in range(3))
         s.kill9()
         engine.call("POST", f"/containers/{name(dead)}/kill")
+        assert engine.call("POST", f"/containers/{name(other)}/restart?t=0")[0] == 204
         s.start()
         c = s.client()
-        assert "does not run any more" in lost(c, dead)["reason"]
+        assert "does not run any more" in lost(c, dead)["reason"] and lost(c, other)["reason"]
         wait_until(lambda: c.exec_response(alive, "true").status == 200)
-        wait_until(lambda: name(dead) not in engine.containers())
+        wait_until(lambda: not {name(dead), name(other)} & set(engine.containers()))
 
 
 def test_an_orphan_ends_by_itself(engine):

@@ -182,10 +182,12 @@ def test_a_relay_that_dies_is_replaced(engine, client):
 
 
 def test_a_container_that_dies_is_a_lost_lease(engine, client):
-    lease = client.lease()
+    lease, other = client.lease(), client.lease()
     engine.call("POST", f"/containers/sandgate-{lease}/kill")
+    assert engine.call("POST", f"/containers/sandgate-{other}/restart?t=0")[0] == 204  # with none of the files that its lease knows of
     l = wait_until(lambda: (lambda l: l if l["state"] == "lost" else None)(state(client, lease)), 20)
     assert "container_died" in l["reason"], l
+    wait_until(lambda: state(client, other)["state"] == "lost", 20)
     wait_until(lambda: engine.containers() == [] and volumes(engine) == [])
 
 
