@@ -266,8 +266,8 @@ static void look(struct sg_timer *t)
     a->next_due_ms = next;
     pthread_mutex_unlock(&a->lock);
     tell_late(late);
-    if (silent)
-        end(a, "agent_silent", "the agent does not answer");
+    if (silent) /* of one that is far nobody knows whether it is the agent that does not, or what is on the way to it */
+        end(a, a->o.far ? SG_AGENT_RELAY_GONE : "agent_silent", "the agent does not answer");
     else if (next != 0)
         sg_timer_set(a->reactor, &a->timer, next);
     sg_agent_unref(a);

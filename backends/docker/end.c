@@ -175,7 +175,7 @@ static void told_why(void *arg, const struct reply *r)
         if (r->status == 404) {
             tell_lost(b, "container_removed", "somebody has removed its container");
         } else if (r->status != 200) {
-            tell_lost(b, "agent_gone", "its first process has ended, and the engine cannot be asked why");
+            tell_lost(b, "agent_gone", "its agent is gone, and the engine cannot be asked why");
         } else if (json_is_true(json_object_get(state, "Running"))) {
             tell_lost(b, "agent_gone", "its agent has closed the connection");
         } else {

@@ -8,10 +8,12 @@ import contextlib
 import hashlib
 import http.client
 import os
+import random
 import signal
 import socket
 import struct
 import threading
+import time
 
 import pytest
 
@@ -212,6 +214,29 @@ def test_an_engine_that_is_killed(soak, rough):
             wait_until(lambda: e.containers() == [], 20)  # noqa: B023
 
 
+def test_an_engine_that_stands_still(soak, rough):
+    """As long as it does nobody knows, and nothing is lost. Agents are taken to be silent after 10 s."""
+    if not soak:
+        pytest.skip("takes half a minute: ./dev soak")
+    with serve(rough.host) as s:
+        c = s.client()
+        lease = c.lease()
+        c.write(lease, "f", b"kept")
+        c.exec(lease, "(setsid sleep 4712 >/dev/null 2>&1 &)")
+        rough.process.send_signal(signal.SIGSTOP)
+        try:
+            r = c.get(f"/leases/{lease}/files/stat?path=f")
+            assert r.status == 502 and r.code == "outcome_unknown", r
+            assert wait_until(lambda: c.exec_response(lease, "true")).json()["reason"] == "reconnecting"
+            time.sleep(12)
+            assert state(c, lease)["state"] == "ready"
+        finally:
+            rough.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: c.exec_response(lease, "true").status == 200, 30, "it is reached again")
+        assert c.read(lease, "f").body == b"kept" and "sleep 4712" in c.exec(lease, "ps -o args")["stdout"]
+        c.terminate(lease)
+
+
 def test_kill_9_of_the_server_mid_traffic(rough):
     engine = rough
     with serve(engine.host, warm=1) as s:
@@ -317,6 +342,26 @@ class Slow(Liar):
         super().ask(engine, data)
 
 
+class Cutter(Liar):
+    """Ways to relays break after a number of bytes from there."""
+
+    def __init__(self, path, dir):
+        self.budget = None
+        super().__init__(path, dir)
+        self.lie = self.serve_some
+
+    def serve_some(self, a, b):
+        while data := b.recv(65536):
+            if self.budget is not None:
+                data, self.budget = data[:self.budget], self.budget - len(data)
+            a.sendall(data)
+            if self.budget is not None and self.budget <= 0:
+                self.budget = None
+                a.shutdown(socket.SHUT_RDWR)
+                b.shutdown(socket.SHUT_RDWR)
+                return
+
+
 def wrapped(data, which=1):
     return struct.pack(">BxxxI", which, len(data)) + data
 
@@ -367,3 +412,44 @@ def test_a_container_that_comes_after_all(engine, tmp_path):
         wait_until(lambda: engine.has_made("sandgate-" + lease), what="it comes")
         wait_until(lambda: engine.containers() == [], what="and goes")
     slow.listener.close()
+
+
+def test_a_way_that_breaks_anywhere(engine, tmp_path, soak):
+    """What is said of what was asked is so, or it is said that nobody knows; and then it goes on."""
+    cutter = Cutter(engine.socket, tmp_path)
+    rng = random.Random(5)
+    data = rng.randbytes(1 << 20)
+    with serve("unix://" + cutter.path) as s:
+        c = s.client()
+        lease = c.lease(limits={"memory_max": 256 << 20, "disk_max": 64 << 20})
+        assert c.write(lease, "f", data).status == 201
+        told = set()
+        for n in range(200 if soak else 12):
+            cutter.budget = rng.randrange(1, 40) if n % 2 else rng.randrange(1, 1 << 20)
+            what = n // 2 % 4
+            try:
+                if what == 0:
+                    r = c.read(lease, "f")
+                    good = r.body == data
+                elif what == 1:
+                    r = c.exec_response(lease, "cat f", max_output_bytes=1 << 21)
+                    good = r.status != 200 or base64.b64decode(r.json()["stdout"]) == data
+                elif what == 2:
+                    r = c.write(lease, "g", data)
+                    good = True
+                else:
+                    r = c.get(f"/leases/{lease}/files/tar?path=f")
+                    good = data in r.body
+            except (http.client.HTTPException, ConnectionError):
+                told.add("cut")
+            else:
+                assert good if r.status in (200, 201) else r.status in (502, 503), (n, r.status, r.code)
+                told.add(r.status)
+            cutter.budget = None
+            wait_until(lambda: c.exec_response(lease, "true").status == 200, 20, "another relay")
+            g = c.read(lease, "g")
+            assert g.status == 404 or g.body == data, "whole, or not there"
+            assert c.read(lease, "f").body == data and not [x for x in c.exec(lease, "ls -A")["stdout"].split() if x not in ("f", "g")]
+        assert {"cut", 502} <= told, told
+        c.terminate(lease)
+    cutter.listener.close()
