@@ -4,10 +4,13 @@
  * calls again in the state it left. So the state is ours, never guessed from the arguments. An answer given at the
  * first call closes the connection: only refused bodies, and heads with doubtful framing, are answered there.
  */
+#include <sys/socket.h>
+
 #include "http/auth.h"
 #include "http/request_priv.h"
 
 #define GONE_MS 1000
+#define TOLD_MS 5000 /* to close, for one that was told its answer before its body came */
 /* Of a buffered body, that never has to wait for others' memory. */
 #define BODY_ALWAYS ((size_t)16 * 1024)
 
@@ -40,6 +43,44 @@ static void expect_body(struct sg_request *r)
     sg_conn_wait(r->conn, r);
 }
 
+void sg_req_owe(struct sg_request *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->owed = r->answered && r->answer.kind == SG_ANSWER_BYTES;
+    bool owed = r->owed;
+    pthread_mutex_unlock(&r->lock);
+    if (!owed)
+        return;
+    atomic_store(&r->conn->owes, true);
+    sg_conn_deadline(r->conn, SG_OWED_MS);
+}
+
+void sg_req_tell(struct sg_request *r)
+{
+    pthread_mutex_lock(&r->lock);
+    if (r->mhd && r->owed && !r->told) {
+        r->told = true;
+        atomic_store(&r->conn->owes, false);
+        sg_answer_raw(r);
+        shutdown(r->conn->fd, SHUT_WR); /* and read on: what still comes would be answered with a reset */
+        sg_conn_deadline(r->conn, TOLD_MS);
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* The body has come, or the request is over. True: nobody is waiting for its answer any more. */
+static bool owe_no_more(struct sg_request *r)
+{
+    if (!r->owed)
+        return false;
+    atomic_store(&r->conn->owes, false);
+    pthread_mutex_lock(&r->lock);
+    r->owed = false;
+    bool told = r->told;
+    pthread_mutex_unlock(&r->lock);
+    return told;
+}
+
 /* Answered before the body was read. */
 static enum MHD_Result answer_early(struct sg_request *r, struct MHD_Connection *mhd)
 {
@@ -53,6 +94,8 @@ static enum MHD_Result answer_early(struct sg_request *r, struct MHD_Connection 
     r->discard = true;
     r->state = SG_REQ_BODY;
     sg_conn_deadline(r->conn, r->http->cfg.body_ms);
+    if (sg_req_has_body(r))
+        sg_req_owe(r);
     return MHD_YES;
 }
 
@@ -124,8 +167,11 @@ static enum MHD_Result drop_block(struct sg_request *r, size_t *size, bool at_on
     *size = 0;
     bool much = r->framing.chunked ? r->drained > SG_DRAIN_MAX
                                    : r->framing.length - r->bytes_in > SG_DRAIN_MAX;
-    if (!much && !at_once)
+    if (!much && !at_once) {
+        if (!r->owed)
+            sg_req_owe(r);
         return MHD_YES;
+    }
     if (!sg_req_answered(r)) {
         struct sg_error err = {0};
         sg_error_set(&err, SG_PAYLOAD_TOO_LARGE, "the body is too large");
@@ -133,7 +179,8 @@ static enum MHD_Result drop_block(struct sg_request *r, size_t *size, bool at_on
     }
     if (r->answer.kind != SG_ANSWER_BYTES)
         return MHD_YES;
-    sg_answer_raw(r);
+    if (!owe_no_more(r))
+        sg_answer_raw(r);
     return MHD_NO;
 }
 
@@ -180,10 +227,12 @@ static enum MHD_Result on_body(struct sg_request *r, const char *data, size_t *s
     pthread_mutex_lock(&r->lock);
     bool suspended = r->suspended; /* the library walks on through chunks it has, suspended or not */
     bool over = r->hung_up || r->aborted;
-    bool answered = r->answered;
+    bool answered = r->answered, told = r->told;
     pthread_mutex_unlock(&r->lock);
     if (suspended)
         return MHD_YES;
+    if (told)
+        return MHD_NO;
     if (over) {
         r->cut = true;
         return MHD_NO;
@@ -216,6 +265,8 @@ static void end_of_body(struct sg_request *r, struct MHD_Connection *mhd)
 
 static enum MHD_Result on_full(struct sg_request *r, struct MHD_Connection *mhd)
 {
+    if (owe_no_more(r))
+        return MHD_NO;
     if (!r->body_ended)
         end_of_body(r, mhd);
     if (!r->dispatched && !sg_req_answered(r))
@@ -283,6 +334,7 @@ static void report(struct sg_request *r, bool complete)
 static void finish(struct sg_request *r, enum MHD_RequestTerminationCode how)
 {
     struct sg_http *h = r->http;
+    (void)owe_no_more(r);
     pthread_mutex_lock(&r->lock);
     r->mhd = NULL;
     r->suspended = false;

@@ -19,6 +19,7 @@
 #define LINGERS_MAX 128
 /* For a body that is complete in the kernel to be read after its sender has stopped sending. */
 #define BODY_MS 250
+#define TELL_MAX 64U /* answers that are owed, in one pass of the sweep */
 
 /* ---- life ---- */
 
@@ -114,7 +115,27 @@ void sg_conn_shutdown(struct sg_conn *c)
 static int64_t shortest_ms(const struct sg_http_config *cfg)
 {
     int64_t ms = cfg->header_ms < cfg->idle_ms ? cfg->header_ms : cfg->idle_ms;
-    return ms < cfg->body_ms ? ms : cfg->body_ms;
+    ms = ms < cfg->body_ms ? ms : cfg->body_ms;
+    return ms < SG_OWED_MS ? ms : SG_OWED_MS;
+}
+
+/* Under conns_lock. At its deadline; the answer that is owed to it is told once the lock is let go. False: not in this pass. */
+static bool overdue(struct sg_conn *c, int64_t due, struct sg_request *owed[TELL_MAX], size_t *n)
+{
+    bool owes = atomic_load(&c->owes);
+    if (owes && *n == TELL_MAX)
+        return false;
+    if (!atomic_compare_exchange_strong(&c->deadline_ms, &due, 0))
+        return true;
+    if (!owes) {
+        shutdown(c->fd, SHUT_RDWR);
+        return true;
+    }
+    pthread_mutex_lock(&c->lock);
+    if (c->waiting)
+        owed[(*n)++] = sg_req_get(c->waiting);
+    pthread_mutex_unlock(&c->lock);
+    return true;
 }
 
 /* A deadline set after this pass is at least the shortest of the configured times away: so is the next pass. */
@@ -123,19 +144,21 @@ void sg_http_sweep(struct sg_timer *t)
     struct sg_http *h = sg_container_of(t, struct sg_http, sweep);
     int64_t now = sg_now_ms();
     int64_t next = now + shortest_ms(&h->cfg);
+    struct sg_request *owed[TELL_MAX];
+    size_t n = 0;
     pthread_mutex_lock(&h->conns_lock);
     for (struct sg_conn *c = h->conns; c; c = c->next) {
         int64_t due = atomic_load_explicit(&c->deadline_ms, memory_order_relaxed);
-        if (due && due <= now) {
-            atomic_store_explicit(&c->deadline_ms, 0, memory_order_relaxed);
-            shutdown(c->fd, SHUT_RDWR);
-        } else if (due && due < next) {
+        if (due && (due > now || !overdue(c, due, owed, &n)) && due < next)
             next = due;
-        }
     }
     h->sweeping = h->conns != NULL;
     bool again = h->sweeping;
     pthread_mutex_unlock(&h->conns_lock);
+    for (size_t i = 0; i < n; i++) {
+        sg_req_tell(owed[i]);
+        sg_req_put(owed[i]);
+    }
     if (again)
         sg_timer_set(h->cfg.reactor, &h->sweep, next);
 }

@@ -27,6 +27,8 @@
 
 /* Bytes of a refused body we read for the sake of answering on a connection that stays usable. */
 #define SG_DRAIN_MAX ((uint64_t)256 * 1024)
+/* How long an answer waits for the rest of a body that nobody wants, before it is given past the parser library and the connection closes. */
+#define SG_OWED_MS 1000
 /* What files and pipes of known length are read in. */
 #define SG_BLOCK ((size_t)64 * 1024)
 
@@ -38,6 +40,7 @@ struct sg_conn {
     struct sg_conn *next, **prev; /* http->conns, under conns_lock; prev NULL: not (any more) in it */
     int fd;                       /* the parser's; usable while listed, under conns_lock */
     _Atomic int64_t deadline_ms;  /* the sweep shuts it down then; 0: none */
+    _Atomic bool owes;            /* at that deadline it is only told its answer */
     bool over_limit;              /* accepted beyond max_connections */
     bool linger;                  /* daemon thread: close softly, the client may still be sending */
     _Atomic(struct sg_request *) spare; /* memory of one that is over, for the next */
@@ -172,6 +175,8 @@ struct sg_request {
     bool answered;              /* answer is set, nobody may set it again */
     bool hung_up;
     bool aborted;               /* the server stops: end it now */
+    bool owed;                  /* the answer is there, and what is left of the body is only in its way */
+    bool told;                  /* by sg_req_tell() */
     bool upload_open;           /* the handler asked for the body */
     bool body_pending;          /* a body is not wholly here */
     struct sg_pipe *upload;
@@ -245,6 +250,10 @@ enum MHD_Result sg_answer_queue(struct sg_request *r, struct MHD_Connection *mhd
 /* Writes a small answer straight to the socket; the connection is done after it. For refusals in the middle of a body,
  * where the parser library takes no answer. */
 void sg_answer_raw(struct sg_request *r);
+/* Daemon thread: what is left of the body is thrown away, and waited for only a moment if there is such an answer. */
+void sg_req_owe(struct sg_request *r);
+/* Reactor: that answer, if it is owed, although the body is not here. */
+void sg_req_tell(struct sg_request *r);
 void sg_answer_finish(struct sg_answer *a);
 /* Nobody reads its source any more, if it has one. Idempotent. */
 void sg_answer_close_source(struct sg_answer *a);

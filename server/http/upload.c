@@ -43,7 +43,7 @@ void sg_upload_moved(struct sg_request *r, size_t n)
 {
     r->bytes_in += n;
     r->moved += n;
-    if (!r->match.route || r->match.route->body != SG_BODY_STREAM)
+    if (!r->match.route || r->match.route->body != SG_BODY_STREAM || r->owed)
         return; /* has one deadline for all of it */
     if (r->moved >= MOVES_AT_LEAST || r->suspended_before) {
         r->moved = 0;
@@ -61,6 +61,7 @@ static enum MHD_Result too_large(struct sg_request *r, size_t *size)
     sg_answer_refuse(r, &copy, NULL); /* before the handler, which hears of it through the pipe */
     sg_pipe_fail(r->upload, &err);
     r->discard = true;
+    sg_req_owe(r);
     r->bytes_in += *size;
     r->drained += *size;
     *size = 0;

@@ -1,4 +1,5 @@
 """Refused, large, slow and chunked bodies."""
+import contextlib
 import socket
 import threading
 import time
@@ -96,6 +97,29 @@ def test_small_refused_body_keeps_the_connection(conn):
     conn.send("POST /nothing HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nGET /")
     assert conn.reply().status == 404
     assert conn.usable()
+
+
+NEVER_THERE = [
+    ("POST /nothing HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", 404),
+    (put("/private", "Content-Length: 5000") + "x" * 4000, 401),
+    (put("/refuse?ms=50", "Content-Length: 1000") + "x", 404),
+    (JSON + "Transfer-Encoding: chunked\r\n\r\n20000\r\n" + "x" * 0x20000 + "\r\n", 413),
+]
+
+
+def test_a_refusal_does_not_wait_for_a_body_that_does_not_come(shared):
+    """It would for 60 s here. It is told all the same, and the connection ends; what comes late is no reason for a reset."""
+    with contextlib.ExitStack() as stack:
+        conns = [stack.enter_context(shared.conn()) for _ in NEVER_THERE * 2]
+        began = time.monotonic()
+        for c, (request, _) in zip(conns, NEVER_THERE * 2):
+            c.send(request)
+        for i, (c, (_, status)) in enumerate(zip(conns, NEVER_THERE * 2)):
+            assert c.reply().status == status
+            if i < len(NEVER_THERE):
+                c.send("x" * 10)
+            assert c.rest() == b""
+        assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("ms", [0, 50])
