@@ -65,7 +65,6 @@ void docker_sandbox_free(struct sg_sandbox *sb)
     (void)sg_close(b->oom_fd);
     free(b->image);
     free(b->snapshot);
-    free(b->body);
     free(b);
     docker_unref(d);
 }

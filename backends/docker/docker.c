@@ -292,6 +292,12 @@ static int place_agent(const struct sg_docker_config *c, struct sg_error *err)
     return sg_write_file(to, program, len, 0755, err);
 }
 
+static int place_profile(const struct docker *d, struct sg_error *err)
+{
+    sg_cleanup(sg_free_p) char *to = sg_xasprintf("%s/" PROFILE_NAME, d->cfg.dir);
+    return d->profile != NULL ? sg_write_file(to, d->profile, strlen(d->profile), 0644, err) : 0;
+}
+
 static int read_instance(struct docker *d, struct sg_error *err)
 {
     sg_cleanup(sg_free_p) char *path = sg_xasprintf("%s/instance", d->cfg.dir);
@@ -315,7 +321,7 @@ static int make_places(struct docker *d, struct sg_error *err)
 {
     sg_cleanup(sg_free_p) char *run = sg_xasprintf("%s/run", d->cfg.dir);
     if (sg_mkdirs(d->cfg.dir, 0711, err) < 0 || sg_mkdirs(run, 0711, err) < 0 || place_agent(&d->cfg, err) < 0 ||
-        read_instance(d, err) < 0) {
+        place_profile(d, err) < 0 || read_instance(d, err) < 0) {
         return -1;
     }
     d->run_fd = open(run, O_PATH | O_DIRECTORY | O_CLOEXEC);

@@ -28,6 +28,8 @@
 #define LABEL_AGENT "sandgate.agent" /* share or engine: how its agent is reached */
 
 #define NAME_LEN 96
+#define PROFILE_NAME "seccomp.json"
+#define NANO_PER_MILLI 1000000 /* of CPUs, as the engine counts them and as we do */
 
 struct docker {
     struct sg_driver base;
@@ -37,7 +39,7 @@ struct docker {
     char instance[SG_ID_MAX]; /* this server, on an engine that others use, too */
     struct sg_secret *login;  /* of the registry login_host, ready for a header; or NULL */
     char *login_host;
-    char *profile;            /* for SecurityOpt; NULL: the engine's own */
+    char *profile;            /* for SecurityOpt; NULL: the engine's own. Also in the file PROFILE_NAME of the directory */
     int run_fd;               /* O_PATH of the directory of the sockets */
     struct sg_net_client *engine;
     struct sg_egress_rules *rules;
@@ -98,8 +100,8 @@ struct box {
     int64_t until_ms; /* ... until then */
     char *image;
     char *snapshot;          /* the image of one, made on `image`, that the container is made of; or NULL */
-    char *body;              /* of the create; NULL: one that is being found */
-    struct sg_limits limits; /* as they are */
+    struct sg_limits limits; /* as they were asked for, and as the engine says that it has set them: one may be unable to */
+    struct sg_limits set;
     enum sg_egress egress;
     struct sg_env env;       /* of the image, and what says where the proxy is */
     struct sg_egress_proxy *proxy; /* or NULL */
@@ -178,6 +180,8 @@ struct ask {
     void *arg;
 };
 void engine_ask(struct docker *d, const struct ask *a);
+/* Has it said what it is? Any thread. */
+bool engine_known(struct docker *d);
 /* The minor of the version for a path of one's own: the one spoken, or the oldest that will do. Any thread. */
 unsigned engine_api(struct docker *d);
 /* Is its disk full? */
@@ -244,7 +248,7 @@ void make_ready(struct box *b);
 /* ... and has the way out that it needs. */
 void make_serve(struct box *b);
 void make_failed(struct box *b, const struct sg_error *why);
-/* What inspect says, into b: pid and the image's environment. False: it does not run. */
+/* What inspect says, into b: pid, limits and the image's environment. False: it does not run. */
 bool make_take_inspect(struct box *b, const json_t *json);
 /* Gives b what it needs once its pid is known: waits for the socket, then connects. */
 void make_await(struct box *b);

@@ -171,6 +171,11 @@ static unsigned known_api(struct docker *d)
     return api;
 }
 
+bool engine_known(struct docker *d)
+{
+    return known_api(d) > 0;
+}
+
 unsigned engine_api(struct docker *d)
 {
     unsigned api = known_api(d);

@@ -234,11 +234,15 @@ static void take_env(struct box *b, const json_t *env)
 bool make_take_inspect(struct box *b, const json_t *json)
 {
     const json_t *state = json_object_get(json, "State");
+    const json_t *host = json_object_get(json, "HostConfig");
     json_int_t pid = json_integer_value(json_object_get(state, "Pid"));
     if (!json_is_true(json_object_get(state, "Running")) || pid <= 0) {
         return false;
     }
     b->pid = (pid_t)pid;
+    b->set.memory_bytes = json_integer_value(json_object_get(host, "Memory"));
+    b->set.pids = json_integer_value(json_object_get(host, "PidsLimit"));
+    b->set.cpu_milli = json_integer_value(json_object_get(host, "NanoCpus")) / NANO_PER_MILLI;
     take_env(b, json_object_get(json_object_get(json, "Config"), "Env"));
     return true;
 }
@@ -365,9 +369,40 @@ static void made(void *arg, const struct reply *r)
 
 static void make(struct box *b)
 {
+    struct sg_error err = {0};
     sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/create?name=%s", b->base.sb.id);
+    sg_cleanup(sg_free_p) char *body = docker_body(b->d, b);
+    if (body == NULL) {
+        sg_error_set(&err, SG_NO_MEMORY, "no memory for a container");
+        make_failed(b, &err);
+        sg_error_clear(&err);
+        return;
+    }
     b->created = true; /* or it may have been */
-    engine_ask(b->d, &(struct ask){.method = "POST", .path = path, .body = b->body, .ms = MAKE_MS, .fn = made, .arg = box_ref(b)});
+    engine_ask(b->d, &(struct ask){.method = "POST", .path = path, .body = body, .ms = MAKE_MS, .fn = made, .arg = box_ref(b)});
+}
+
+static void met(void *arg, const struct reply *r)
+{
+    struct box *b = arg;
+    if (!given_up(b)) {
+        if (r->status == 200) {
+            make(b);
+        } else {
+            failed(b, r, "make a container");
+        }
+    }
+    box_unref(b);
+}
+
+/* What is asked for depends on whose engine it is. */
+static void meet(struct box *b)
+{
+    if (engine_known(b->d)) {
+        make(b);
+    } else {
+        engine_ask(b->d, &(struct ask){.method = "GET", .path = "/_ping", .ms = LOOK_MS, .idempotent = true, .fn = met, .arg = box_ref(b)});
+    }
 }
 
 /* ---- the wish ---- */
@@ -400,7 +435,7 @@ void make_cold(struct box *b)
     if (!b->far && (box_make_dir(b, &err) < 0 || box_watch_dir(b, &err) < 0)) {
         make_failed(b, &err);
     } else {
-        make(b);
+        meet(b);
     }
     sg_error_clear(&err);
 }
@@ -437,16 +472,12 @@ int docker_create(struct sg_driver *drv, const struct sg_sandbox_spec *spec, str
     (void)snprintf(b->lease, sizeof b->lease, "%s", spec->lease_id);
     sg_id_new("run", b->run);
     docker_apply(d, b, spec);
-    b->body = docker_body(d, b);
     b->done = *done;
     b->blackbox = spec->mode == SG_MODE_BLACKBOX && spec->brings_service;
     b->cancel = cancel != NULL ? sg_cancel_ref(cancel) : NULL;
     b->cancel_task.run = cancel_run;
     b->begin_task.run = begin;
-    int rc = b->body == NULL ? sg_error_set(err, SG_NO_MEMORY, "no memory for a container") : 0;
-    if (rc == 0 && b->blackbox && spec->env != NULL) {
-        rc = sg_env_merge(&b->service_env, spec->env, err);
-    }
+    int rc = b->blackbox && spec->env != NULL ? sg_env_merge(&b->service_env, spec->env, err) : 0;
     if (rc == 0 && !docker_post(d, &b->begin_task)) {
         rc = sg_error_set(err, SG_SHUTTING_DOWN, "the server is shutting down");
     }

@@ -118,6 +118,5 @@ char *docker_profile(void)
     /* A program for an architecture that is not listed is killed by its first system call. Where one is listed, calls newer than those above do not
      * exist; without any they would be forbidden, which nobody takes for a reason to try an older one. */
     sg_cleanup(sg_json_p) json_t *v = json_pack("{s:s, s:[s], s:o}", "defaultAction", "SCMP_ACT_ERRNO", "architectures", machine(), "syscalls", rules);
-    sg_cleanup(sg_free_p) char *s = v != NULL ? sg_json_dump(v, NULL) : NULL;
-    return s != NULL ? sg_xasprintf("seccomp=%s", s) : NULL;
+    return v != NULL ? sg_json_dump(v, NULL) : NULL;
 }

@@ -90,9 +90,10 @@ static json_t *number_or_null(int64_t n)
     return n > 0 ? json_integer((json_int_t)n) : json_null();
 }
 
-static const char *means(int64_t limit, const char *how)
+/* An engine takes also what its host cannot hold, and does without. */
+static const char *means(int64_t asked, int64_t set)
 {
-    return limit > 0 ? how : "none";
+    return asked > 0 && set == asked ? "engine" : "none";
 }
 
 json_t *docker_metadata(struct sg_sandbox *sb)
@@ -100,8 +101,8 @@ json_t *docker_metadata(struct sg_sandbox *sb)
     const struct box *b = (const struct box *)sb;
     const struct sg_limits *l = &b->limits;
     json_t *v = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:s, s:s, s:s}}", "isolation", "container", "container", sb->id, "image", b->image,
-                          "agent_isolation", "uid", "agent_path", b->far ? "engine" : "share", "tree_kill", "helper", "limits_enforced", "memory", means(l->memory_bytes, "engine"), "pids",
-                          means(l->pids, "engine"), "cpu", means(l->cpu_milli, "engine"), "disk", "tmpfs", "open_files", "rlimit");
+                          "agent_isolation", "uid", "agent_path", b->far ? "engine" : "share", "tree_kill", "helper", "limits_enforced", "memory", means(l->memory_bytes, b->set.memory_bytes), "pids",
+                          means(l->pids, b->set.pids), "cpu", means(l->cpu_milli, b->set.cpu_milli), "disk", "tmpfs", "open_files", "rlimit");
     if (v != NULL) {
         (void)json_object_set_new(v, "limits",
                                   json_pack("{s:o, s:o, s:o, s:o}", "memory_max", number_or_null(l->memory_bytes), "pids_max",

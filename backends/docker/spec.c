@@ -15,6 +15,7 @@
 #define PODMAN_FILES 1024
 #define PODMAN_FILES_HARD 1048576
 #define PODMAN_PROCESSES 32768 /* of all containers' commands together: what it has itself; pids is the limit of each */
+#define PODMAN_CLOSED "ro,nosuid,nodev,noexec"
 #define DISK_OF_MEMORY 2 /* the disk is memory: /workspace is at most this part of it, unless a lease says otherwise */
 
 bool sg_docker_user_parse(const char *s, uint32_t *uid, uint32_t *gid)
@@ -188,8 +189,13 @@ static int64_t share_of_disk(const struct box *b)
 static json_t *writable(const struct box *b)
 {
     int64_t disk = b->limits.disk_bytes, share = share_of_disk(b);
-    return json_pack("{s:o, s:o, s:o}", "/workspace", tmpfs(b, disk, "0755"), "/home/sandbox",
-                     tmpfs(b, share, "0755"), "/tmp", tmpfs(b, share, "1777"));
+    json_t *v = json_pack("{s:o, s:o, s:o}", "/workspace", tmpfs(b, disk, "0755"), "/home/sandbox",
+                          tmpfs(b, share, "0755"), "/tmp", tmpfs(b, share, "1777"));
+    if (v != NULL && b->d->podman) { /* else it puts memory there for anybody to write to, with no bound of its own */
+        (void)json_object_set_new(v, "/run", json_string(PODMAN_CLOSED));
+        (void)json_object_set_new(v, "/var/tmp", json_string(PODMAN_CLOSED));
+    }
+    return v;
 }
 
 static json_t *mounts(const struct docker *d, const struct box *b)
@@ -220,12 +226,13 @@ static json_t *podman_ulimits(void)
                      lower(files.rlim_max, PODMAN_FILES_HARD), "Name", "nproc", "Soft", n, "Hard", n);
 }
 
-/* Podman takes the value for the name of a file on its host. */
-static json_t *security(const struct docker *d)
+/* Podman takes the value for the name of a file of its host, where what is shared with it lies. */
+static json_t *security(const struct docker *d, const struct box *b)
 {
     json_t *list = json_pack("[s]", "no-new-privileges");
-    if (d->profile != NULL && !d->podman) {
-        (void)json_array_append_new(list, json_string(d->profile));
+    sg_cleanup(sg_free_p) char *file = d->podman && !b->far ? sg_xasprintf("seccomp=%s/" PROFILE_NAME, d->cfg.host_dir) : NULL;
+    if (d->profile != NULL && (!d->podman || file != NULL)) {
+        (void)json_array_append_new(list, file != NULL ? json_string(file) : json_sprintf("seccomp=%s", d->profile));
     }
     return list;
 }
@@ -236,7 +243,7 @@ static json_t *host_config(const struct docker *d, const struct box *b)
 {
     json_t *h = json_pack("{s:o, s:o, s:b, s:[s], s:[s,s,s,s,s], s:o, s:s, s:b, s:s, s:s, s:{s:s}, s:{s:s}}", "Mounts", mounts(d, b), "Tmpfs",
                           writable(b), "ReadonlyRootfs", 1, "CapDrop", "ALL", "CapAdd", "SETUID", "SETGID", "KILL", "CHOWN",
-                          "DAC_OVERRIDE", "SecurityOpt", security(d), "NetworkMode", b->egress == SG_EGRESS_OPEN ? d->cfg.network : "none", "Init", 0,
+                          "DAC_OVERRIDE", "SecurityOpt", security(d, b), "NetworkMode", b->egress == SG_EGRESS_OPEN ? d->cfg.network : "none", "Init", 0,
                           "IpcMode", "private", "CgroupnsMode", "private", "RestartPolicy", "Name", "no", "LogConfig", "Type", "none");
     if (h == NULL) {
         return NULL;
@@ -253,7 +260,7 @@ static json_t *host_config(const struct docker *d, const struct box *b)
         (void)json_object_set_new(h, "PidsLimit", json_integer(b->limits.pids));
     }
     if (b->limits.cpu_milli > 0) {
-        (void)json_object_set_new(h, "NanoCpus", json_integer(b->limits.cpu_milli * 1000000));
+        (void)json_object_set_new(h, "NanoCpus", json_integer(b->limits.cpu_milli * NANO_PER_MILLI));
     }
     return h;
 }

@@ -45,7 +45,6 @@ static void make_one(struct docker *d)
     sg_id_new("run", b->run);
     b->warm = true;
     docker_apply(d, b, NULL);
-    b->body = docker_body(d, b);
     b->done = (struct sg_sandbox_done){.fn = warmed, .arg = docker_ref(d)};
     d->warming++;
     make_begin(b);
@@ -95,6 +94,7 @@ static void hand_over(struct box *b, struct box *w)
     b->wd = w->wd;
     w->wd = -1;
     b->pid = w->pid;
+    b->set = w->set;
     b->created = true;
     b->greeting = sg_agent_sandbox_take(&w->base, NULL);
     w->became = b;

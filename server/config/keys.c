@@ -273,7 +273,7 @@ static const struct conf_key top_keys[] = {
      .help = "bytes of /workspace, but at most half of the memory; home and /tmp have a quarter of that each"},
     {.section = "docker", .name = "seccomp", .type = CONF_ENUM, TOP(docker.seccomp), .def = "native", .choices = docker_profiles,
      .help = "system calls of a container: native: this server's list, for programs of the machine's own architecture; engine: as the engine is set "
-             "up, for instance for 32-bit programs, too. Podman always has its own"},
+             "up, for instance for 32-bit programs, too. A Podman that shares no directory always has its own"},
     {.section = "docker", .name = "egress", .type = CONF_ENUM, TOP(docker.egress), .def = "none", .choices = egresses,
      .help = "what of the network a container reaches"},
     {.section = "docker", .name = "egress_allow", .type = CONF_STRINGS, TOP(docker.egress_allow),
