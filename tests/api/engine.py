@@ -21,7 +21,6 @@ import threading
 import time
 import urllib.parse
 
-IMAGE = "sandgate-test:busybox"
 BUSYBOX = "/usr/bin/busybox"  # Debian's busybox-static has it in /bin on some releases
 START_SECONDS = 60
 # Every container costs the engine several processes of its own that live for a moment: no time is to be spent on collecting their garbage.
@@ -63,6 +62,10 @@ def image_tar(files=()):
 
 
 class Engine:
+    image = "sandgate-test:busybox"
+    programs = ("dockerd",)
+    outlived = False  # containers go on without it though not asked to
+
     def __init__(self, *options):
         self.dir = tempfile.mkdtemp(prefix="sgd-", dir="/tmp")  # short: socket paths lie below it
         self.socket = self.dir + "/s"
@@ -116,8 +119,9 @@ class Engine:
         except ValueError:
             return r.status, text.decode(errors="replace")
 
-    def load(self, image=IMAGE, files=(), changes=()):
+    def load(self, image=None, files=(), changes=()):
         """changes: as in a Dockerfile."""
+        image = image or self.image
         repo, tag = image.split(":")
         query = urllib.parse.urlencode({"fromSrc": "-", "repo": repo, "tag": tag, "changes": changes}, doseq=True)
         status, answer = self.call("POST", f"/images/create?{query}", image_tar(files), "application/x-tar")
@@ -196,41 +200,58 @@ class Engine:
 
 
 class Podman(Engine):
-    """Podman's engine with the same API. Its names of images are its own: an import has no tag but latest."""
-
-    image = IMAGE.split(":")[0] + ":latest"
+    """Podman's engine with the same API. It has a process of its own beside each container, so containers outlive it always."""
+    programs = ("podman", "runc")
+    outlived = True
 
     def start(self):
-        with open(f"{self.dir}/log", "ab") as log, open(f"{self.dir}/containers.conf", "w"):
-            self.process = subprocess.Popen(
-                ["podman", "--root", f"{self.dir}/data", "--runroot", f"{self.dir}/run", "--tmpdir", f"{self.dir}/tmp", "--storage-driver", "vfs",
-                 "--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", "runc", "system", "service", "-t", "0", self.host],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=dict(os.environ, CONTAINERS_CONF=f"{self.dir}/containers.conf"))
+        pathlib.Path(self.dir, "containers.conf").touch()
+        pathlib.Path(self.dir, "registries.conf").write_text('[[registry]]\nlocation = "127.0.0.1"\ninsecure = true\n')
+        env = dict(os.environ, CONTAINERS_CONF=f"{self.dir}/containers.conf", CONTAINERS_REGISTRIES_CONF=f"{self.dir}/registries.conf")
+        with open(f"{self.dir}/log", "ab") as log:
+            self.process = subprocess.Popen([*self.command, "system", "service", "-t", "0", self.host], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                            start_new_session=True, env=env, cwd=self.dir)
         if not self.up():
             raise RuntimeError("podman does not start: " + self.log()[-600:])
         return self
 
+    @property
+    def command(self):
+        return ["podman", "--root", f"{self.dir}/data", "--runroot", f"{self.dir}/run", "--tmpdir", f"{self.dir}/tmp", "--storage-driver", "vfs",
+                "--network-config-dir", f"{self.dir}/net", "--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", "runc"]
 
-def why_no_podman():
-    """It is not among the packages of the tests, and takes as long as the engine itself: for whoever asks for it."""
-    if os.environ.get("SANDGATE_TEST_PODMAN") != "1":
-        return "Podman is tested with SANDGATE_TEST_PODMAN=1 (packages podman and runc)"
-    return why_not() if shutil.which("podman") and shutil.which("runc") else "podman or runc is not installed"
+    def load(self, image=None, files=(), changes=()):
+        """An import has no tag but latest, so it gets its name afterwards."""
+        repo, tag = (image or self.image).split(":")
+        super().load("imported:latest", files, changes)
+        status, answer = self.call("POST", f"/images/imported/tag?repo={repo}&tag={tag}")
+        assert status == 201, answer
+        assert self.call("DELETE", "/images/imported")[0] == 200
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
 
 
-def why_not():
-    """Why there is no engine here; None: there is one."""
+KINDS = {"docker": Engine, "podman": Podman}
+KIND = KINDS[os.environ.get("SANDGATE_TEST_ENGINE", "docker")]  # of the files test_docker*.py
+IMAGE = KIND.image
+
+
+def why_not(kind=KIND):
+    """Why there is no such engine here; None: there is one."""
     if os.geteuid() != 0:
         return "an engine of its own needs root"
-    if not shutil.which("dockerd"):
-        return "dockerd is not installed"
+    for program in kind.programs:
+        if not shutil.which(program):
+            return f"{program} is not installed"
     if not os.path.exists(BUSYBOX) and not os.path.exists("/bin/busybox"):
         return "busybox-static is not installed"
     return None
 
 
 @contextlib.contextmanager
-def engine(*options, kind=Engine):
+def engine(*options, kind=KIND):
     e = kind(*options)
     try:
         e.start()

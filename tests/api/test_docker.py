@@ -19,6 +19,7 @@ from harness import BIN, SLOW, Server, users, wait_until
 
 why = engines.why_not()
 pytestmark = pytest.mark.skipif(why is not None, reason=str(why))
+PODMAN = engines.KIND is engines.Podman
 
 
 @pytest.fixture(scope="module")
@@ -62,21 +63,48 @@ def lost(client, lease):
 
 # ---- what they are made of ----
 
+def kernels_limits(pid):
+    """Memory, processes and CPUs, as the kernel has them for a container's first process."""
+    found = {}
+    for line in open(f"/proc/{pid}/cgroup"):
+        _, controllers, path = line.rstrip("\n").split(":", 2)
+        for base in (controllers, "", "unified"):
+            for f in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max", "pids.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"):
+                try:
+                    with open(os.path.join("/sys/fs/cgroup", base, path.lstrip("/"), f)) as text:
+                        found[f] = [int(n) for n in text.read().split()]
+                except OSError:
+                    pass
+    quota, period = found.get("cpu.max") or found["cpu.cfs_quota_us"] + found["cpu.cfs_period_us"]
+    return (found.get("memory.max") or found["memory.limit_in_bytes"])[0], found["pids.max"][0], quota / period
+
+
+AGENTS = 1 << 5 | 1 << 6 | 1 << 7  # capabilities: KILL, SETGID, SETUID
+BOUND = AGENTS | 1 << 0 | 1 << 1   # and before it listens: CHOWN, DAC_OVERRIDE
+WRITABLE = r"""for d in / /var /run /etc $(awk '{print $5}' /proc/self/mountinfo | sort -u); do touch $d/probe 2>/dev/null && echo $d; done"""
+
+
 def test_hardened(engine, client):
     lease = client.lease(limits={"memory_max": 200 << 20, "pids_max": 60, "cpu_max": 0.5})
     c = engine.inspect(name(lease))
     h = c["HostConfig"]
-    assert h["CapDrop"] == ["ALL"] and h["ReadonlyRootfs"] and h["NetworkMode"] == "none" and h["SecurityOpt"][0] == "no-new-privileges", h
+    assert h["ReadonlyRootfs"] and h["NetworkMode"] == "none" and h["SecurityOpt"][0] == "no-new-privileges", h
     assert [o.partition("=")[0] for o in h["SecurityOpt"][1:]] == ["seccomp"], h
-    assert not h["Privileged"] and h["RestartPolicy"]["Name"] in ("", "no") and h["IpcMode"] == "private", h
+    assert not h["Privileged"] and h["RestartPolicy"]["Name"] in ("", "no") and h["LogConfig"]["Type"] == "none", h
     assert (h["Memory"], h["MemorySwap"], h["PidsLimit"], h["NanoCpus"]) == (200 << 20, 200 << 20, 60, 500000000), h
+    assert kernels_limits(c["State"]["Pid"]) == (200 << 20, 60, 0.5)
+    first = open(f"/proc/{c['State']['Pid']}/status").read().replace("\t", " ")
+    assert f"CapPrm: {AGENTS:016x}\nCapEff: {AGENTS:016x}\nCapBnd: {BOUND:016x}\nCapAmb: {0:016x}\nNoNewPrivs: 1\nSeccomp: 2\n" in first, first
     assert c["Config"]["Labels"]["sandgate.lease"] == lease and c["Config"]["Labels"]["sandgate.instance"], c["Config"]
     m = state(client, lease)["metadata"]
     assert m["isolation"] == "container" and m["limits"]["pids_max"] == 60 and m["egress"] == "none", m
+    assert m["limits_enforced"] == {"memory": "engine", "pids": "engine", "cpu": "engine", "disk": "tmpfs", "open_files": "rlimit"}, m
     r = client.exec(lease, "id -u; id -g; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status; touch /x; ls -A /.sandgate/run; ls /sys/class/net; "
                            "kill -9 1; echo $?; touch /workspace/f /tmp/f $HOME/f && echo written")
     assert r["stdout"].split() == ["1000", "1000", "CapEff:", "0000000000000000", "NoNewPrivs:", "1", "Seccomp:", "2", "lo", "1", "written"], r
     assert "Read-only file system" in r["stderr"] and "Permission denied" in r["stderr"] and "not permitted" in r["stderr"], r
+    assert set(client.exec(lease, WRITABLE)["stdout"].split()) == {"/workspace", "/home/sandbox", "/tmp", "/dev/shm", "/dev/mqueue"}
+    assert client.exec(lease, "cat /proc/keys /proc/timer_list; ls /sys/firmware; echo x > /proc/sys/kernel/domainname; ls /proc/1/root")["stdout"] == ""
     client.terminate(lease)
     assert name(lease) not in engine.containers()
 
@@ -108,7 +136,7 @@ def test_system_calls(engine, client):
     ours_ = calls(client)
     assert len(ours_) == len(theirs) > 450
     more = {k for k in theirs if theirs[k] == errno.EPERM and ours_[k] not in (errno.EPERM, errno.ENOSYS)}
-    assert more == set(), more
+    assert more <= ({"278"} if PODMAN else set()), more  # vmsplice, of which Docker thinks no ill either
     assert {k: ours_[k] for k in REFUSED} == dict.fromkeys(REFUSED, errno.EPERM)
     assert {k: ours_[k] for k in ALLOWED} == dict.fromkeys(ALLOWED, 0)
     assert ours_["clone3"] == ours_["io_setup"] == errno.ENOSYS, ours_
@@ -195,6 +223,9 @@ def test_files_leave_some_memory(client):
     r = client.exec(lease, "for d in /workspace /tmp $HOME /dev/shm; do cat /dev/zero > $d/big; done 2>/dev/null; cat /proc/self/oom_score_adj /proc/1/oom_score_adj", timeout=60)
     assert r["killed_by"] is None and r["stdout"] == "500\n0\n", r
     assert client.write(lease, "more", b"x").code == "sandbox_disk_full"
+    if PODMAN:  # it cannot bound how many files there are: enough empty ones, and the sandbox is lost
+        client.terminate(lease)
+        return
     r = client.exec(lease, "rm /workspace/big; mkdir d; i=0; while true 2>/dev/null > d/$i; do i=$((i+1)); done; echo $i", timeout=60)
     assert 2000 < int(r["stdout"]) < 3100 and client.write(lease, "more", b"x").code == "sandbox_disk_full", r
     assert client.delete(client.file_url(lease, "d", recursive="1")).status == 204 and client.write(lease, "more", b"x").status == 201
@@ -445,7 +476,7 @@ def backend(client):
     return next(b for b in client.get("/backends").json()["items"] if b["name"] == "docker")
 
 
-@pytest.mark.parametrize("live_restore", [False, True] if SLOW == 1 else [True])
+@pytest.mark.parametrize("live_restore", [False, True] if SLOW == 1 and not engines.KIND.outlived else [True])
 def test_kill_9_of_the_engine(live_restore):
     with engines.engine(*(["--live-restore"] if live_restore else [])) as e, serve(e) as s:
         c = s.client()

@@ -59,8 +59,12 @@ def volumes(e):
 
 def relay_of(engine, lease):
     """The relay's process, as this machine sees it."""
-    rows = engine.call("GET", f"/containers/sandgate-{lease}/top?ps_args=-eo%20pid,args")[1]["Processes"]
-    return next(int(pid) for pid, *args in rows if args == ["/.sandgate/agent relay /.sandgate/run"])
+    space = os.readlink(f"/proc/{engine.inspect('sandgate-' + lease)['State']['Pid']}/ns/pid")
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as f:
+            if f.read().split("\0")[:2] == ["/.sandgate/agent", "relay"] and os.readlink(f"/proc/{pid}/ns/pid") == space:
+                return int(pid)
+    raise AssertionError("there is no relay")
 
 
 def state(client, lease):
@@ -195,7 +199,7 @@ def test_a_container_that_dies_is_a_lost_lease(engine, client):
 
 def test_an_engine_that_is_killed(soak, rough):
     """What runs on without it is reached again; what has ended with it is lost. ./dev soak has both."""
-    for live_restore in (True, False) if soak else (True,):
+    for live_restore in (True, False) if soak and not engines.KIND.outlived else (True,):
         with contextlib.nullcontext(rough) if live_restore else engines.engine() as e, serve(e.host) as s:
             c = s.client()
             lease = c.lease()

@@ -12,6 +12,8 @@ from harness import SLOW, Server, wait_until
 why = engines.why_not()
 pytestmark = pytest.mark.skipif(why is not None, reason=str(why))
 ASYNC = {"Prefer": "respond-async"}
+PODMAN = engines.KIND is engines.Podman
+WRONG = "Digest did not match" if PODMAN else "verification failed"
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +61,10 @@ def test_two_leases_share_a_pull_and_see_how_it_goes(engine, registry):
         c = s.client()
         one = begin(c)
         # The first layer is there or not; half of the second has been sent. Its size is known once its first bytes have come, which may be later than those
-        # of the first.
-        p = look(c, one, lambda p: p["total_bytes"] > engines.SLOW_BYTES and p["current_bytes"] > engines.SLOW_BYTES // 4)
-        assert p["image"].endswith("/private/slow:1") and p["status"] in ("downloading", "extracting") and p["layers"] == 2 and p["layers_done"] <= 1, p
-        assert p["current_bytes"] < p["total_bytes"], p
+        # of the first. Podman says little of what stands still.
+        p = look(c, one, lambda p: p["layers"] == 2 and (PODMAN or (p["total_bytes"] > engines.SLOW_BYTES and p["current_bytes"] > engines.SLOW_BYTES // 4)))
+        assert p["image"].endswith("/private/slow:1") and p["status"] in ("downloading", "extracting") and p["layers_done"] <= 1, p
+        assert PODMAN or p["current_bytes"] < p["total_bytes"], p
         two = begin(c)
         look(c, two, lambda p: p == look(c, one, lambda p: True))  # as it is, although nothing moves
         gone = begin(c)
@@ -75,7 +77,7 @@ def test_two_leases_share_a_pull_and_see_how_it_goes(engine, registry):
         wait_until(lambda: any("warm" in n for n in engine.containers()))
         begun, ended = pulls(s)  # that for the warm one is the same
         assert (begun["event"], ended["event"]) == ("image_pull_begun", "image_pulled"), pulls(s)
-        assert ended["current_bytes"] == ended["total_bytes"] > engines.SLOW_BYTES and ended["waiting"] == 3 and ended["duration_ms"] > 0, ended
+        assert ended["current_bytes"] == ended["total_bytes"] >= (0 if PODMAN else engines.SLOW_BYTES + 1) and ended["waiting"] == 3 and ended["duration_ms"] > 0, ended
         assert "p4ssw0rd" not in s.log_text()
 
 
@@ -84,11 +86,11 @@ def test_a_failure_in_the_middle_is_told(engine, registry):
         c = s.client()
         r = c.post("/leases", {})
         assert r.status == 503 and r.json()["reason"] == "image_missing" and r.json()["stage"] == "pull" and r.json()["provider"] == "docker", r
-        assert "verification failed" in r.json()["detail"], r
+        assert WRONG in r.json()["detail"], r
         lease = begin(c)
         l = c.get(f"/leases/{lease}?wait=30").json()
-        assert l["state"] == "failed" and "verification failed" in l["reason"] and "pull" not in l["metadata"], l
-        assert [e["event"] for e in pulls(s)] == ["image_pull_begun", "image_pull_failed"] * 2 and "verification failed" in pulls(s)[1]["error"], pulls(s)
+        assert l["state"] == "failed" and (PODMAN or WRONG in l["reason"]) and "pull" not in l["metadata"], l
+        assert [e["event"] for e in pulls(s)] == ["image_pull_begun", "image_pull_failed"] * 2 and WRONG in pulls(s)[1]["error"], pulls(s)
     assert engine.containers() == []
 
 
@@ -114,7 +116,7 @@ def test_one_that_stands_still(engine, registry):
 
 @pytest.mark.skipif(SLOW != 1, reason="an engine of its own, for what is said alike in every build")
 def test_the_engines_disk_is_full(registry):
-    e = engines.Engine()
+    e = engines.KIND()
     os.mkdir(e.dir + "/data")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "sandgate-test", e.dir + "/data"], check=True)
     try:

@@ -3,6 +3,7 @@ import hashlib
 import io
 import os
 import tarfile
+import urllib.parse
 
 import pytest
 
@@ -55,7 +56,10 @@ def kept_files(server):
 
 def images(e):
     """Those of snapshots: [(name, labels)]"""
-    return [(t.split("/")[-1], i["Labels"]) for i in e.call("GET", "/images/json")[1] for t in i["RepoTags"] or [] if "sandgate-snapshot" in t]
+    def listed():
+        status, all_ = e.call("GET", "/images/json")
+        return status == 200 and [[(t.split("/")[-1], i["Labels"]) for i in all_ for t in i["RepoTags"] or [] if "sandgate-snapshot" in t]]
+    return wait_until(listed, what="Podman does not list images while one goes")[0]
 
 
 FILL = "mkdir -p d/e && echo one > d/e/f && chmod 700 d/e/f && ln -s e/f d/l && echo h > ~/h && echo t > /tmp/t && head -c 3000000 /dev/urandom > big"
@@ -77,7 +81,7 @@ def test_a_lease_begins_with_an_image_of_the_engine(engine, server, c):
     again = c.lease(manifest={"snapshot": kept["digest"], "files": [{"path": "n", "content": "n"}]}, image=engines.IMAGE)
     assert c.exec(again, "rm n; " + TREE)["stdout"] == before
     box = engine.inspect("sandgate-" + again)
-    assert box["Config"]["Image"] == name and box["Config"]["Labels"]["sandgate.lease"] == again
+    assert box["Config"]["Image"].split("/")[-1] == name and box["Config"]["Labels"]["sandgate.lease"] == again
     assert c.exec(again, "cat /.sandgate-snapshot; ls /.sandgate-snapshot")["stdout"] in ("", "/.sandgate-snapshot\n")
     # A snapshot of it is of the first image again, and the same tree is the same snapshot.
     other = snapshot(c, again)
@@ -126,6 +130,12 @@ def test_what_the_engine_gives_back_is_checked(engine, c, soak):
         engine.call("DELETE", f"/images/{i['Id']}?force=1")
 
 
+def commit_stranger(engine, name, labels):
+    repo, tag = name.split(":")
+    query = urllib.parse.urlencode({"container": "stranger", "repo": repo, "tag": tag, "changes": [f"LABEL {k}={v}" for k, v in labels.items()]}, doseq=True)
+    assert engine.call("POST", "/commit?" + query, {})[0] == 201
+
+
 def test_images_of_others_stay(engine, server, c):
     lease = c.lease()
     kept = snapshot(c, lease)
@@ -135,12 +145,11 @@ def test_images_of_others_stay(engine, server, c):
                  "sandgate-snapshot:snap_01m8m59j7es6bqx397pkhqsm1j0b6ts2": {"sandgate.instance": "inst_other", "sandgate.snapshot": "snap_01m8m59j7es6bqx397pkhqsm1j0b6ts2"}}
     assert engine.call("POST", "/containers/create?name=stranger", {"Image": engines.IMAGE, "Cmd": ["x"]})[0] == 201
     for name, labels in strangers.items():
-        repo, tag = name.split(":")
-        assert engine.call("POST", f"/commit?container=stranger&repo={repo}&tag={tag}", {"Labels": labels})[0] == 201
+        commit_stranger(engine, name, labels)
     # One with our label that no row is about is nobody's.
     orphan = "snap_01m8m59j7es6bqx397pkhqsm1j0b6ts3"
     ours = {"sandgate.instance": instance, "sandgate.snapshot": orphan}
-    assert engine.call("POST", f"/commit?container=stranger&repo=sandgate-snapshot&tag={orphan}", {"Labels": ours})[0] == 201
+    commit_stranger(engine, f"sandgate-snapshot:{orphan}", ours)
     wait_until(lambda: [e for e in server.log_events() if e["event"] == "orphan_snapshot" and e["snapshot_id"] == orphan], 20, "it was found")
     wait_until(lambda: orphan not in str(images(engine)), 20, "it is gone")
     assert c.delete("/snapshots/" + kept["id"]).status == 204

@@ -12,6 +12,7 @@ from harness import Server, wait_until
 
 why = engines.why_not()
 pytestmark = pytest.mark.skipif(why is not None, reason=str(why))
+needs_tls = pytest.mark.skipif(engines.KIND is engines.Podman, reason="Podman has no TLS of its own")
 
 
 def serve(host, shared=True, **docker):
@@ -82,6 +83,7 @@ def keys(c, ca="ca", client="client", key=None):
     return {"tls_ca": c.path(ca + ".pem"), **own}
 
 
+@needs_tls
 def test_who_shows_the_right_certificate_is_served(engine, certificates):
     with serve(f"tcp://127.0.0.1:{engine.port}", **keys(certificates)) as s:
         c = s.client()
@@ -96,6 +98,7 @@ def test_who_shows_the_right_certificate_is_served(engine, certificates):
         assert secret not in s.log_text() and secret not in str(s.client().get("/backends").json())
 
 
+@needs_tls
 def test_a_whole_job_on_an_engine_that_shares_nothing(engine, certificates):
     with serve(f"tcp://127.0.0.1:{engine.port}", shared=False, **keys(certificates)) as s:
         c = s.client()
@@ -133,6 +136,7 @@ WRONG = {
 TURNED_AWAY = ("a certificate of another authority", "an expired one", "none")
 
 
+@needs_tls
 def test_who_shows_a_wrong_one_is_told(engine, certificates):
     s = serve(f"tcp://127.0.0.1:{engine.port}", **keys(certificates))
     host, before = s.config["docker"]["host"], engine.containers()

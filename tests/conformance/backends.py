@@ -77,13 +77,13 @@ def on_busybox():
 
 
 @contextlib.contextmanager
-def in_containers(kind=engine.Engine, image=engine.IMAGE, **more):
-    with engine.engine(kind=kind) as e, serving("docker", docker={"host": e.host, "image": image, "images_allowed": [], "pull": False, **more}) as s:
+def in_containers(kind=engine.Engine, **more):
+    with engine.engine(kind=kind) as e, serving("docker", docker={"host": e.host, "image": e.image, "images_allowed": [], "pull": False, **more}) as s:
         yield s
 
 
 def in_podman():
-    return in_containers(engine.Podman, engine.Podman.image)
+    return in_containers(engine.Podman)
 
 
 def by_engine_calls(**more):
@@ -92,7 +92,7 @@ def by_engine_calls(**more):
 
 
 def by_podmans_calls():
-    return by_engine_calls(kind=engine.Podman, image=engine.Podman.image)
+    return by_engine_calls(kind=engine.Podman)
 
 
 @contextlib.contextmanager
@@ -107,15 +107,23 @@ def needs_root():
     return None if os.geteuid() == 0 else "only root can start a server as somebody else; the row local_bwrap is such a server already"
 
 
+def no_docker():
+    return engine.why_not(engine.Engine)
+
+
+def no_podman():
+    return engine.why_not(engine.Podman)
+
+
 TABLE = [
     Backend("local_bwrap", "local_bwrap", lambda: serving("local_bwrap", local_bwrap={"size": 3}), LOCAL, tty=True),
     Backend("local_bwrap_user", "local_bwrap", as_user, LOCAL, tty=True, missing=needs_root),
     Backend("local_bwrap_busybox", "local_bwrap", on_busybox, LOCAL, tty=True),
     Backend("worktree", "worktree", lambda: serving("worktree"), BASICS | {"network"}, isolated=False, limits=False),
-    Backend("docker", "docker", in_containers, LOCAL, tty=True, images=True, outlives=True, missing=engine.why_not),
-    Backend("podman", "docker", in_podman, LOCAL, tty=True, images=True, outlives=True, missing=engine.why_no_podman),
-    Backend("docker_engine", "docker", by_engine_calls, LOCAL, tty=True, images=True, outlives=True, missing=engine.why_not),
-    Backend("podman_engine", "docker", by_podmans_calls, LOCAL, tty=True, images=True, outlives=True, missing=engine.why_no_podman),
+    Backend("docker", "docker", in_containers, LOCAL, tty=True, images=True, outlives=True, missing=no_docker),
+    Backend("podman", "docker", in_podman, LOCAL, tty=True, images=True, outlives=True, missing=no_podman),
+    Backend("docker_engine", "docker", by_engine_calls, LOCAL, tty=True, images=True, outlives=True, missing=no_docker),
+    Backend("podman_engine", "docker", by_podmans_calls, LOCAL, tty=True, images=True, outlives=True, missing=no_podman),
     Backend("e2b", "e2b", e2b, BASICS | {"network", "snapshot", "public_url"}, tty=True, endpoints=False, elsewhere=True, limits=False, images=True,
             here=False, outlives=True),
     Backend("fake", "fake", lambda: serving("fake"), BASICS | {"public_url"}, shell=False, links=False, repo=False, limits=False, here=False),
