@@ -13,7 +13,7 @@ import pytest
 from gateway import Nginx
 from harness import SLOW, Client, output, wait_until
 from streams import NDJSON, SSE, data, detach, ended, follow, numbered, run
-from test_stream import agent_of
+from test_detached import agent_of
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "raw"))
 from rawhttp import Conn  # noqa: E402
