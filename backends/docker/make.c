@@ -43,14 +43,26 @@ static void failure_cleaned(void *arg, const struct sg_error *err)
     box_unref(b);
 }
 
+/* One that was never ready is no sandbox that somebody has lost. */
+static void take_why(struct box *b, const struct sg_error *why)
+{
+    sg_error_clear(&b->why);
+    if (why->code != SG_SANDBOX_LOST || b->adopted) {
+        sg_error_copy(&b->why, why);
+        return;
+    }
+    sg_error_set(&b->why, SG_PROVIDER_FAILED, "a container has ended before it was ready: %s", why->message);
+    sg_error_reason(&b->why, "agent_not_ready");
+    sg_error_member(&b->why, "provider", json_string("docker"));
+}
+
 void make_failed(struct box *b, const struct sg_error *why)
 {
     if (b->state != BOX_MAKING) {
         return;
     }
     b->state = BOX_LOST;
-    sg_error_clear(&b->why);
-    sg_error_copy(&b->why, why);
+    take_why(b, why);
     sg_timer_cancel(b->d->parts.reactor, &b->timer);
     box_end(b, &(struct sg_done){failure_cleaned, box_ref(b)});
 }

@@ -38,8 +38,8 @@ class Connection(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
-def image_tar(files=()):
-    """A root file system of busybox with all its names; files: {path: bytes}, executable."""
+def image_tar(files=(), links=()):
+    """A root file system of busybox with all its names; files: {path: bytes}, executable; links: {path: target}."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as t:
         busybox = next(p for p in (BUSYBOX, "/bin/busybox") if os.path.exists(p))
@@ -53,6 +53,10 @@ def image_tar(files=()):
             i = tarfile.TarInfo(name)
             i.size, i.mode = len(data), 0o755
             t.addfile(i, io.BytesIO(data))
+        for name, target in dict(links).items():
+            i = tarfile.TarInfo(name)
+            i.type, i.linkname = tarfile.SYMTYPE, target
+            t.addfile(i)
         for name in subprocess.run([busybox, "--list"], check=True, capture_output=True, text=True).stdout.split():
             if "bin/" + name not in files:
                 i = tarfile.TarInfo("bin/" + name)
@@ -119,12 +123,12 @@ class Engine:
         except ValueError:
             return r.status, text.decode(errors="replace")
 
-    def load(self, image=None, files=(), changes=()):
+    def load(self, image=None, files=(), changes=(), links=()):
         """changes: as in a Dockerfile."""
         image = image or self.image
         repo, tag = image.split(":")
         query = urllib.parse.urlencode({"fromSrc": "-", "repo": repo, "tag": tag, "changes": changes}, doseq=True)
-        status, answer = self.call("POST", f"/images/create?{query}", image_tar(files), "application/x-tar")
+        status, answer = self.call("POST", f"/images/create?{query}", image_tar(files, links), "application/x-tar")
         assert status == 200 and "error" not in str(answer), answer
 
     def containers(self):

@@ -165,6 +165,16 @@ def test_images_and_limits_are_the_operators(engine, client):
     assert engine.containers() == before
 
 
+def test_an_image_that_no_sandbox_can_be_made_of(engine):
+    """Its /workspace is a link to where the agent must not go; whether it ends before or after it is connected to."""
+    engine.load("sandgate-test:odd", links={"workspace": "/etc"})
+    with serve(engine, images_allowed=["sandgate-test:odd"]) as s:
+        for _ in range(2):
+            r = s.client().post("/leases", {"image": "sandgate-test:odd"})
+            assert r.status == 502 and r.code == "provider_failed" and r.json()["reason"] == "agent_not_ready", r
+    wait_until(lambda: [n for n in ours(engine) if "lease" in n] == [])
+
+
 def test_a_pull_that_fails_is_said(engine):
     with serve(engine, image="127.0.0.1:1/nothing:here", pull=True) as s:
         r = s.client().post("/leases", {})
