@@ -6,6 +6,7 @@
 
 #define FIRST_MS 100
 #define MOST_MS 5000
+#define LOOK_MS 10000
 
 static void away(struct box *b)
 {
@@ -17,6 +18,45 @@ static void away(struct box *b)
     sg_error_clear(&err);
 }
 
+static void lost(struct box *b, const char *what)
+{
+    struct sg_error err = {0};
+    b->again = false;
+    b->tries = 0;
+    sg_error_set(&err, SG_SANDBOX_LOST, "the sandbox is lost: %s", what);
+    sg_error_reason(&err, SG_AGENT_RELAY_GONE);
+    box_lost(b, &err);
+    sg_error_clear(&err);
+}
+
+/* Only what has gone on since then is what the lease has: a container that was started again has another agent, and nothing in its workspace. */
+static void looked(void *arg, const struct reply *r)
+{
+    struct box *b = arg;
+    struct sg_error err = {0};
+    const json_t *state = json_object_get(r->json, "State");
+    bool same = json_is_true(json_object_get(state, "Running")) && json_integer_value(json_object_get(state, "Pid")) == b->pid;
+    if (b->again && r->status != 200) {
+        engine_error(r, "look at a container", &err);
+        again_failed(b, r, &err);
+    } else if (b->again && !same) {
+        lost(b, "its container has ended");
+    } else if (b->again && json_is_true(json_object_get(state, "Paused"))) {
+        sg_error_set(&err, SG_UNAVAILABLE, "its container is paused");
+        again_failed(b, NULL, &err);
+    } else if (b->again) {
+        reach_begin(b);
+    }
+    sg_error_clear(&err);
+    box_unref(b);
+}
+
+static void look(struct box *b)
+{
+    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/%s/json", b->base.sb.id);
+    engine_ask(b->d, &(struct ask){.method = "GET", .path = path, .ms = LOOK_MS, .idempotent = true, .fn = looked, .arg = box_ref(b)});
+}
+
 bool again_begin(struct box *b, const struct sg_error *why)
 {
     if (!b->far || b->state != BOX_READY || b->d->closing || !sg_streq(why->reason, SG_AGENT_RELAY_GONE)) {
@@ -26,31 +66,24 @@ bool again_begin(struct box *b, const struct sg_error *why)
     b->again = true;
     b->tries = 0;
     b->until_ms = sg_now_ms() + b->d->cfg.orphan_grace_ms; /* then the agent has given up, too */
-    reach_begin(b);
+    look(b);
     return true;
 }
 
 static void try_again(struct sg_timer *t)
 {
-    reach_begin(sg_container_of(t, struct box, timer));
+    look(sg_container_of(t, struct box, timer));
 }
 
 void again_failed(struct box *b, const struct reply *r, const struct sg_error *why)
 {
-    struct sg_error lost = {0};
-    /* Podman says 500 of a container that does not run. */
-    bool final = r != NULL && (r->status == 404 || r->status == 409 || (r->status == 500 && b->d->podman));
+    bool final = r != NULL && r->status == 404; /* whether it still runs is seen at the next look */
     int64_t wait = FIRST_MS << (b->tries < 6 ? b->tries : 6);
     int64_t at = sg_now_ms() + (wait < MOST_MS ? wait : MOST_MS);
     (void)sg_agent_end(sg_steal(&b->greeting));
     b->tries++;
     if (final || b->d->closing || at > b->until_ms) {
-        b->again = false;
-        b->tries = 0;
-        sg_error_set(&lost, SG_SANDBOX_LOST, "the sandbox is lost: %s", why->message);
-        sg_error_reason(&lost, SG_AGENT_RELAY_GONE);
-        box_lost(b, &lost);
-        sg_error_clear(&lost);
+        lost(b, why->message);
     } else {
         b->timer.fire = try_again;
         sg_timer_set(b->d->parts.reactor, &b->timer, at);

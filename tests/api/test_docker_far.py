@@ -350,19 +350,23 @@ class Cutter(Liar):
     """Ways to relays break after a number of bytes from there."""
 
     def __init__(self, path, dir):
-        self.budget = None
+        self.budget, self.ways = None, []
         super().__init__(path, dir)
         self.lie = self.serve_some
 
+    def cut(self):
+        for s in self.ways.pop():
+            s.shutdown(socket.SHUT_RDWR)
+
     def serve_some(self, a, b):
+        self.ways.append((a, b))
         while data := b.recv(65536):
             if self.budget is not None:
                 data, self.budget = data[:self.budget], self.budget - len(data)
             a.sendall(data)
             if self.budget is not None and self.budget <= 0:
                 self.budget = None
-                a.shutdown(socket.SHUT_RDWR)
-                b.shutdown(socket.SHUT_RDWR)
+                self.cut()
                 return
 
 
@@ -455,5 +459,14 @@ def test_a_way_that_breaks_anywhere(engine, tmp_path, soak):
             assert g.status == 404 or g.body == data, "whole, or not there"
             assert c.read(lease, "f").body == data and not [x for x in c.exec(lease, "ls -A")["stdout"].split() if x not in ("f", "g")]
         assert {"cut", 502} <= told, told
+        assert engine.call("POST", f"/containers/sandgate-{lease}/pause")[0] == 204  # nobody gets in, but it is all there
+        cutter.cut()
+        r = wait_until(lambda: (lambda r: r if r.status != 502 else None)(c.exec_response(lease, "true")))
+        assert r.status == 503 and r.json()["reason"] == "reconnecting", r
+        time.sleep(0.5)  # for a few tries
+        assert state(c, lease)["state"] == "ready"
+        assert engine.call("POST", f"/containers/sandgate-{lease}/unpause")[0] == 204
+        wait_until(lambda: c.exec_response(lease, "true").status == 200, 20, "another relay")
+        assert c.read(lease, "f").body == data
         c.terminate(lease)
     cutter.listener.close()
