@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pathlib
+import pwd
 import shutil
 import signal
 import socket
@@ -208,13 +209,25 @@ class Podman(Engine):
     programs = ("podman", "runc")
     outlived = True
 
+    def __init__(self, *options, user=None):
+        """user: whose it is, who needs numbers of other users in /etc/subuid; None: root's."""
+        super().__init__(*options)
+        self.user = user
+
     def start(self):
         pathlib.Path(self.dir, "containers.conf").touch()
         pathlib.Path(self.dir, "registries.conf").write_text('[[registry]]\nlocation = "127.0.0.1"\ninsecure = true\n')
         env = dict(os.environ, CONTAINERS_CONF=f"{self.dir}/containers.conf", CONTAINERS_REGISTRIES_CONF=f"{self.dir}/registries.conf")
+        become = []
+        if self.user is not None:
+            os.makedirs(f"{self.dir}/home", 0o700, exist_ok=True)
+            for path in (self.dir, f"{self.dir}/home"):
+                os.chown(path, self.user, self.user)
+            env.update(HOME=f"{self.dir}/home", XDG_RUNTIME_DIR=f"{self.dir}/home")
+            become = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups"]
         with open(f"{self.dir}/log", "ab") as log:
-            self.process = subprocess.Popen([*self.command, "system", "service", "-t", "0", self.host], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            start_new_session=True, env=env, cwd=self.dir)
+            self.process = subprocess.Popen([*become, *self.command, "system", "service", "-t", "0", self.host], stdin=subprocess.DEVNULL, stdout=log,
+                                            stderr=log, start_new_session=True, env=env, cwd=self.dir)
         if not self.up():
             raise RuntimeError("podman does not start: " + self.log()[-600:])
         return self
@@ -235,6 +248,14 @@ class Podman(Engine):
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+
+def who_maps():
+    """The number of a user who may have containers of Podman's; None: there is none here."""
+    with contextlib.suppress(OSError, KeyError), open("/etc/subuid") as f:
+        for line in f if shutil.which("newuidmap") else ():
+            return pwd.getpwnam(line.split(":")[0]).pw_uid
+    return None
 
 
 KINDS = {"docker": Engine, "podman": Podman}
