@@ -189,12 +189,13 @@ int sg_agent_call(struct sg_agent *a, struct sg_call *c, struct sg_agent_msg *m,
         r = busy_error(err);
     } else {
         c->id = m->id = ++a->last_id;
-        c->due_ms = sg_now_ms() + patience_ms(a, c);
+        c->due_ms = c->lasting ? 0 : sg_now_ms() + patience_ms(a, c);
         r = send_locked(a, m, fds, err); /* the answer waits for the lock */
         if (r == 0) {
             c->waiting = true;
             HASH_ADD(hh, a->calls, id, sizeof c->id, c);
-            need_timer(a, c->due_ms);
+            if (c->due_ms != 0)
+                need_timer(a, c->due_ms);
         }
     }
     pthread_mutex_unlock(&a->lock);

@@ -132,6 +132,12 @@ int sg_agent_merge(struct sg_agent *a, const char *stage, const char *to, const 
 /* A socket that listens on 127.0.0.1:port of the sandbox's network (not of an agent without one). Reactor thread: done, too. */
 int sg_agent_listen(struct sg_agent *a, uint16_t port, int backlog, const struct sg_dial_done *done, struct sg_error *err);
 
+/* The same of an agent that is far: it keeps the socket, for as long as it lives, and connections are asked for one by one. */
+int sg_agent_listen_far(struct sg_agent *a, uint16_t port, const struct sg_done *done, struct sg_error *err);
+/* The next connection there, once one comes; it is a stream socket, not of the Internet's families. SG_OVERLOADED: one was closed for want of
+ * descriptors. */
+int sg_agent_accept(struct sg_agent *a, const struct sg_dial_done *done, struct sg_error *err);
+
 /* deadline_ms: sg_now_ms() time. */
 int sg_agent_dial(struct sg_agent *a, uint16_t port, int64_t deadline_ms, const struct sg_dial_done *done,
                   struct sg_error *err);

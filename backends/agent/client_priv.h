@@ -35,6 +35,7 @@ struct sg_call {
     bool command;   /* STARTED, SPAWN_FAILED, EXITED come for it; else one DONE */
     bool wants_fd;  /* a DONE without an error brings exactly one descriptor */
     bool tree;      /* takes as long as there are files: late is no fault, the caller hears SG_OUTCOME_UNKNOWN */
+    bool lasting;   /* nobody knows when the answer comes: no deadline */
     uint64_t id;    /* set by sg_agent_call() */
     bool waiting;   /* in the agent's table */
     int64_t due_ms; /* 0: no deadline */

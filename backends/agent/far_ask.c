@@ -198,8 +198,7 @@ static void send_plain(struct far *f, const void *data, size_t len)
     sg_mux_send_packet(f->mux, &none, 0, data, len);
 }
 
-/* The mirror's end of what comes: a file, or half a connection whose other half is the client's. -1: there is no room for one. */
-static int make_end(const struct far *f, struct far_call *k)
+int far_make_end(const struct far *f, struct far_call *k)
 {
     int ends[2];
     if (k->kind == CALL_READ)
@@ -214,7 +213,7 @@ static int make_end(const struct far *f, struct far_call *k)
 static int ask_for(struct far *f, const struct sg_agent_msg *m, enum call_kind kind, int fd, const void *data, size_t len)
 {
     struct far_call *k = call_new(f, m->id, kind);
-    fd = fd >= 0 ? fd : make_end(f, k);
+    fd = fd >= 0 ? fd : far_make_end(f, k);
     if (fd < 0) {
         far_call_free(f, k);
         far_refuse(f, m, SG_AGENT_ENOSPOOL);
@@ -242,6 +241,16 @@ static int ask_plain(struct far *f, const struct sg_agent_msg *m, const void *da
         return 0;
     }
     send_plain(f, data, len);
+    return 0;
+}
+
+/* Descriptors are spent on it when there is a connection. */
+static int ask_accept(struct far *f, const struct sg_agent_msg *m, const void *data, size_t len)
+{
+    struct far_call *k = call_new(f, m->id, CALL_ACCEPT);
+    if (sg_mux_add(f->mux, k->channel, SG_MUX_BOTH, k) == NULL)
+        return -1;
+    sg_mux_send_packet(f->mux, &k->channel, 1, data, len);
     return 0;
 }
 
@@ -282,7 +291,7 @@ static int ask_spawn(struct far *f, const struct sg_agent_msg *m, const void *da
 {
     if ((m->u.spawn.flags & SG_AGENT_SPAWN_TTY) != 0) {
         struct far_call *k = call_new(f, m->id, CALL_TERMINAL);
-        int fd = make_end(f, k);
+        int fd = far_make_end(f, k);
         if (fd < 0) {
             far_call_free(f, k);
             close_all(fds, n);
@@ -322,6 +331,8 @@ int far_ask(struct far *f, const void *data, size_t len, int *fds, unsigned n)
         return ask_for(f, &m, CALL_LIST, fds[0], data, len);
     case SG_AGENT_SOCKET:
         return ask_for(f, &m, CALL_SOCKET, -1, data, len);
+    case SG_AGENT_ACCEPT:
+        return ask_accept(f, &m, data, len);
     default:
         return ask_plain(f, &m, data, len);
     }

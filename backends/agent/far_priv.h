@@ -13,7 +13,7 @@
 #define FAR_PARCELS_MAX 4096U
 
 /* A question whose answer brings more than its packet. */
-enum call_kind { CALL_READ, CALL_LIST, CALL_SOCKET, CALL_TEMP, CALL_TERMINAL, CALL_CONTENT };
+enum call_kind { CALL_READ, CALL_LIST, CALL_SOCKET, CALL_TEMP, CALL_TERMINAL, CALL_CONTENT, CALL_ACCEPT };
 struct far_call {
     uint64_t id;
     enum call_kind kind;
@@ -81,6 +81,8 @@ void far_sent(void *arg, struct sg_mux_channel *c);
 struct far_call *far_call_find(struct far *f, uint64_t id);
 void far_call_free(struct far *f, struct far_call *k);
 void far_parcel_free(struct far *f, struct far_parcel *p);
+/* The mirror's end of what comes: a file, or half a connection whose other half is the client's. -1: there is no room for one. */
+int far_make_end(const struct far *f, struct far_call *k);
 /* A file without a name for what is on its way; -1. */
 int far_spool(const struct far *f);
 

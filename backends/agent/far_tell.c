@@ -110,6 +110,24 @@ static int file_answered(struct far *f, struct far_call *k, struct sg_agent_msg 
     return 1;
 }
 
+/* A connection from inside: its bytes come behind this. */
+static int accepted(struct far *f, struct far_call *k, const struct sg_agent_msg *m, const void *data, size_t len)
+{
+    struct sg_mux_channel *c = sg_mux_find(f->mux, k->channel);
+    if (c == NULL || sg_mux_owner(c) != k)
+        return -1;
+    int fd = far_make_end(f, k);
+    if (fd < 0) {
+        far_refuse(f, m, EMFILE);
+        sg_mux_abort(f->mux, c);
+        return 0;
+    }
+    if (sg_mux_attach(f->mux, c, fd) < 0)
+        return -1;
+    tell(f, data, len, sg_steal_fd(&k->fd));
+    return 0;
+}
+
 /* As file_answered(). */
 static int answered(struct far *f, struct far_call *k, struct sg_agent_msg *m, const void *data, size_t len)
 {
@@ -126,6 +144,8 @@ static int answered(struct far *f, struct far_call *k, struct sg_agent_msg *m, c
         tell(f, data, len, sg_steal_fd(&k->fd));
         return 0;
     }
+    if (k->kind == CALL_ACCEPT)
+        return accepted(f, k, m, data, len);
     if (k->kind == CALL_READ)
         return file_answered(f, k, m, data, len);
     if ((m->u.done.flags & SG_AGENT_DONE_NAMED) != 0)

@@ -35,6 +35,8 @@ struct worker {
 struct agent {
     int sock, epoll, signals, null; /* sock -1: no server now */
     int listen; /* where servers come to, or -1 */
+    int ear; /* a socket that listens inside for servers, on ear_port; or -1 */
+    uint32_t ear_port;
     bool relayed; /* these are relays */
     int64_t grace_ms; /* how long it waits for one */
     unsigned n_own;
@@ -137,6 +139,10 @@ void kin_kill_all(struct kin *k, int signals, int patience_ms, void (*reaped)(vo
 
 /* Do all who would take a connection to that port of the loopback address descend from process top? No when there is nobody. */
 bool listen_is_ours(int family, uint16_t port, pid_t top);
+
+/* ---- ear.c ---- */
+
+void ear_open(struct agent *a, const struct sg_agent_msg *m);
 
 /* ---- keeper.c ---- */
 

@@ -418,7 +418,11 @@ static void dispatch(struct agent *a, const struct sg_agent_msg *m, struct passe
         else
             open_socket(a, m);
         break;
+    case SG_AGENT_LISTEN:
+        ear_open(a, m);
+        break;
     case SG_AGENT_RESIZE:
+    case SG_AGENT_ACCEPT:
         _exit(EXIT_PROTOCOL); /* for relays */
     default:
         file_request(a, m, p);

@@ -332,6 +332,8 @@ static bool valid(const struct sg_agent_msg *m)
                m->u.failed.stage <= SG_AGENT_STAGE_TTY;
     case SG_AGENT_RESIZE:
         return m->nfds == 0 && m->u.resize.command != 0 && tty_size_valid(m->u.resize.rows, m->u.resize.cols);
+    case SG_AGENT_LISTEN:
+        return m->nfds == 0 && m->u.listen.port >= 1 && m->u.listen.port <= 65535;
     case SG_AGENT_TERMINAL:
         return m->nfds == 1;
     case SG_AGENT_DONE:
@@ -389,6 +391,9 @@ static void put_payload(struct writer *w, const struct sg_agent_msg *m)
         put_u32(w, m->u.resize.rows);
         put_u32(w, m->u.resize.cols);
         break;
+    case SG_AGENT_LISTEN:
+        put_u32(w, m->u.listen.port);
+        break;
     case SG_AGENT_DONE:
         put_u32(w, m->u.done.error);
         put_u32(w, m->u.done.flags);
@@ -398,6 +403,7 @@ static void put_payload(struct writer *w, const struct sg_agent_msg *m)
         break;
     case SG_AGENT_TERMINAL:
     case SG_AGENT_KILL:
+    case SG_AGENT_ACCEPT:
         break;
     default:
         put_file(w, m);
@@ -428,7 +434,7 @@ size_t sg_agent_encode(const struct sg_agent_msg *m, void *buf, size_t cap)
 static bool sent_by(enum sg_agent_side from, unsigned type)
 {
     if (from == SG_AGENT_FROM_SERVER)
-        return type >= SG_AGENT_SPAWN && type <= SG_AGENT_RESIZE;
+        return type >= SG_AGENT_SPAWN && type <= SG_AGENT_ACCEPT;
     return type >= SG_AGENT_HELLO && type <= SG_AGENT_TERMINAL;
 }
 
@@ -479,6 +485,9 @@ static void take_payload(struct reader *r, struct sg_agent_msg *m)
         m->u.resize.rows = take_u32(r);
         m->u.resize.cols = take_u32(r);
         break;
+    case SG_AGENT_LISTEN:
+        m->u.listen.port = take_u32(r);
+        break;
     case SG_AGENT_DONE:
         m->u.done.error = take_u32(r);
         m->u.done.flags = take_u32(r);
@@ -488,6 +497,7 @@ static void take_payload(struct reader *r, struct sg_agent_msg *m)
         break;
     case SG_AGENT_TERMINAL:
     case SG_AGENT_KILL:
+    case SG_AGENT_ACCEPT:
         break;
     default:
         take_file(r, m);

@@ -64,6 +64,9 @@
  *                 connection to that port of the loopback address. Outside of a namespace ECONNREFUSED, unless all who listen there
  *                 descend from the agent.
  *   RESIZE        u64 command, u32 rows, u32 cols: of a command's terminal. Only to a relay (relay.h), which has it. Answer DONE.
+ *   LISTEN        u32 port. Answer DONE with a socket that listens there on 127.0.0.1 of the sandbox's network. The agent keeps it too, so that nobody
+ *                 inside can take its place between two servers: the same port is the same socket. One port at a time; EPERM outside of a namespace.
+ *   ACCEPT        nothing. Only to a relay, which has that socket. Answer DONE, once there is one, with the next connection.
  *   DONE          u32 error (0, an errno, or SG_AGENT_ENOTREG), u32 flags (DONE_...), u64 size, stat (u32 type of
  *                 S_IFMT, u32 mode, u32 uid, u32 0, u64 size, i64 mtime_ns, i64 ctime_ns, u64 ino, u64 dev), string text
  *
@@ -148,6 +151,8 @@ enum sg_agent_type {
     SG_AGENT_ATTRIBUTES,
     SG_AGENT_MERGE,
     SG_AGENT_RESIZE,
+    SG_AGENT_LISTEN,
+    SG_AGENT_ACCEPT,
     /* agent to server */
     SG_AGENT_HELLO = 64,
     SG_AGENT_STARTED,
@@ -274,6 +279,9 @@ struct sg_agent_msg {
         struct {
             uint32_t family, port;
         } socket;
+        struct {
+            uint32_t port;
+        } listen;
         struct {
             uint64_t command;
             uint32_t rows, cols;

@@ -90,7 +90,7 @@ static void watch(const struct relay *r, int op, int fd, uint32_t events, enum r
 static void setup(struct relay *r, const char *dir)
 {
     static const struct sg_mux_ops ops = {.packet = relay_take, .open = relay_open, .received = relay_received, .sent = relay_sent, .moved = relay_moved, .gone = relay_gone};
-    *r = (struct relay){.agent.sock = connect_agent(dir)};
+    *r = (struct relay){.agent.sock = connect_agent(dir), .ear = -1};
     drop_rights();
     r->oom = open_oom();
     r->mux = sg_mux_new(&ops, r);
@@ -195,6 +195,9 @@ static void handle(struct relay *r, const struct epoll_event *e)
         break;
     case EVENT_TERMINAL:
         relay_terminal_ready(r, (uint32_t)(e->data.u64 >> 3));
+        break;
+    case EVENT_EAR:
+        relay_accept_some(r);
         break;
     case EVENT_REST:
         relay_rest_ready(r, (struct rest *)(uintptr_t)(e->data.u64 & ~7ULL));

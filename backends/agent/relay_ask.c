@@ -290,6 +290,10 @@ static bool take(struct relay *r, const uint32_t *names, unsigned n, const void 
         with_answer(r, &m, ASK_LIST, names[0]);
     else if (m.type == SG_AGENT_SOCKET && one)
         with_answer(r, &m, ASK_SOCKET, names[0]);
+    else if (m.type == SG_AGENT_ACCEPT && one)
+        relay_accept(r, ask_new(r, m.id, ASK_ACCEPT), names[0]);
+    else if (m.type == SG_AGENT_LISTEN && n == 0)
+        relay_listen(r, &m);
     else if (m.type == SG_AGENT_RESIZE && n == 0)
         relay_terminal_resize(r, &m);
     else if (n == 0 && nfds == 0)

@@ -22,6 +22,8 @@ enum ask_kind {
     ASK_CHECK,  /* OPEN_TEMP of the server: the file is not needed yet */
     ASK_BLOB,   /* bytes of the server in memory */
     ASK_STAGE,  /* ... in a temp file */
+    ASK_LISTEN,
+    ASK_ACCEPT,
     ASK_COMMIT, /* of such a file that has a name of its own */
     ASK_FORGET  /* the relay's own: nobody is told */
 };
@@ -46,6 +48,7 @@ struct ask {
     int64_t oom_before; /* SPAWN */
     unsigned live;      /* SPAWN: of its channels */
     struct terminal *terminal; /* SPAWN on one, or NULL */
+    struct ask *prev, *next; /* ACCEPT: those that wait */
     int64_t due_ms;     /* SPAWN: its end is known, and so long others may hold its outputs; 0: it runs; -1: that is over */
     UT_hash_handle hh;
 };
@@ -77,10 +80,13 @@ struct relay {
     struct rest *rests;
     unsigned n_rests;
     uint64_t own_ids;
+    int ear; /* the socket of LISTEN, or -1 */
+    int64_t ear_due_ms; /* there were no descriptors for a connection: when it is tried again; 0: it is not so */
+    struct ask *accepts;
 };
 
 /* Who an event is for: the low three bits of it. CONNECT, TERMINAL: above them the number of the channel; REST: the struct rest. */
-enum relay_event { EVENT_IN, EVENT_OUT, EVENT_AGENT, EVENT_MUX, EVENT_CONNECT, EVENT_REST, EVENT_TERMINAL };
+enum relay_event { EVENT_IN, EVENT_OUT, EVENT_AGENT, EVENT_MUX, EVENT_CONNECT, EVENT_REST, EVENT_TERMINAL, EVENT_EAR };
 
 void __attribute__((noreturn)) relay_die(int code, const char *what);
 
@@ -122,8 +128,19 @@ void relay_connected(struct relay *r, uint32_t number);
 /* How often the kernel has killed here for want of memory. */
 int64_t relay_oom(const struct relay *r);
 void relay_rest_ready(struct relay *r, struct rest *s);
+int64_t relay_now_ms(void);
 /* What is due; the milliseconds until the next, -1: nothing is. */
 int relay_due(struct relay *r);
+
+/* ---- relay_accept.c ---- */
+
+void relay_listen(struct relay *r, struct sg_agent_msg *m);
+/* The agent's answer to it; fd, taken over, or -1. */
+void relay_listens(struct relay *r, struct sg_agent_msg *m, int fd);
+void relay_accept(struct relay *r, struct ask *k, uint32_t name);
+void relay_accept_forget(struct relay *r, struct ask *k);
+/* Connections for those who wait. */
+void relay_accept_some(struct relay *r);
 
 /* ---- relay_terminal.c: the masters of commands' terminals, which the relay holds: its channel is what is typed, and what comes out ---- */
 

@@ -18,7 +18,7 @@
 #define REST_BYTES 65536U /* ... so much in one go, */
 #define REST_PAUSE_MS 20  /* ... this far apart */
 
-static int64_t now_ms(void)
+int64_t relay_now_ms(void)
 {
     struct timespec t;
     (void)clock_gettime(CLOCK_BOOTTIME, &t);
@@ -156,6 +156,9 @@ static void done(struct relay *r, struct ask *k, struct sg_agent_msg *m, const v
     case ASK_CHECK:
         checked(r, m, fd);
         break;
+    case ASK_LISTEN:
+        relay_listens(r, m, fd);
+        break;
     case ASK_READ:
     case ASK_CONTENT:
     case ASK_LIST:
@@ -211,7 +214,7 @@ static void exited(struct relay *r, struct ask *k, const struct sg_agent_msg *m)
         ask_free(r, k);
         return;
     }
-    k->due_ms = now_ms() + GRACE_MS;
+    k->due_ms = relay_now_ms() + GRACE_MS;
     r->ending++;
     if (k->terminal != NULL)
         relay_terminal_ended(r, k);
@@ -263,7 +266,7 @@ void relay_rest_ready(struct relay *r, struct rest *s)
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
         rest_end(r, s);
     else
-        s->due_ms = now_ms() + REST_PAUSE_MS;
+        s->due_ms = relay_now_ms() + REST_PAUSE_MS;
 }
 
 static void rest_begin(struct relay *r, int fd)
@@ -304,6 +307,8 @@ void relay_gone(void *arg, struct sg_mux_channel *c)
     if (k == NULL || k->kind != ASK_SPAWN) {
         if (k != NULL && (k->kind == ASK_CONTENT || (k->kind == ASK_SOCKET && k->fd >= 0)))
             ask_free(r, k); /* its end; of a connection: given up while it was being made */
+        else if (k != NULL && k->kind == ASK_ACCEPT)
+            relay_accept_forget(r, k);
         return;
     }
     if (--k->live == 0 && k->due_ms != 0) {
@@ -339,7 +344,7 @@ static void grace_over(struct relay *r, struct ask *k)
 
 int relay_due(struct relay *r)
 {
-    int64_t now = r->ending > 0 || r->rests != NULL ? now_ms() : 0, next = INT64_MAX;
+    int64_t now = r->ending > 0 || r->rests != NULL || r->ear_due_ms > 0 ? relay_now_ms() : 0, next = INT64_MAX;
     struct ask *k, *other;
     struct rest *s, *after;
     if (r->ending > 0) {
@@ -358,5 +363,11 @@ int relay_due(struct relay *r)
         else if (s->due_ms > 0 && !rest_watch(r, s, EPOLL_CTL_MOD))
             rest_end(r, s);
     }
+    if (r->ear_due_ms > 0 && r->ear_due_ms <= now) {
+        r->ear_due_ms = 0;
+        relay_accept_some(r);
+    }
+    if (r->ear_due_ms > 0)
+        next = r->ear_due_ms < next ? r->ear_due_ms : next;
     return next == INT64_MAX ? -1 : (int)(next - now);
 }

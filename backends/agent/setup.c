@@ -102,7 +102,7 @@ static void parse(struct agent *a, int argc, char **argv)
     a->relayed = argc > 1 && strcmp(argv[1], "listen-relay") == 0;
     bool listens = a->relayed || (argc > 1 && strcmp(argv[1], "listen") == 0);
     bool ok = listens || (argc >= 4 && parse_number(argv[2], 1 << 20, &fd) && fd > 2);
-    a->root = a->listen = -1;
+    a->root = a->listen = a->ear = -1;
     if (listens)
         ok = parse_listen(a, argc, argv);
     else if (ok && strcmp(argv[1], "slot") == 0)

@@ -95,4 +95,5 @@ void again_ready(struct box *b)
     b->again = false;
     b->tries = 0;
     sg_agent_sandbox_set(&b->base, sg_steal(&b->greeting));
+    box_listen_again(b);
 }

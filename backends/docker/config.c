@@ -52,10 +52,6 @@ int sg_docker_config_check(const struct sg_docker_config *c, struct sg_error *er
     if (check_tls(c, err) < 0) {
         return -1;
     }
-    if (sg_docker_is_far(c) && c->egress == SG_EGRESS_RESTRICTED) {
-        return sg_error_field(err, SG_INVALID_REQUEST, "docker.egress",
-                              "restricted needs a directory that the engine's host shares with this server: docker.agent share, with agent_host_dir");
-    }
     if (c->agent == SG_DOCKER_AGENT_SHARE && is_elsewhere(c)) {
         return sg_error_field(err, SG_INVALID_REQUEST, "docker.agent",
                               "share, with an engine that is reached over the network: say where that sees `docker` in the state directory "

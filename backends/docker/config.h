@@ -42,7 +42,7 @@ bool sg_docker_host_valid(const char *s);
 /* Do the settings go together? No I/O. The error's field is the key, such as "docker.image", and its message does not repeat that. */
 int sg_docker_config_check(const struct sg_docker_config *c, struct sg_error *err);
 
-/* Are agents reached through the engine? Then there is no restricted egress. */
+/* Are agents reached through the engine? */
 bool sg_docker_is_far(const struct sg_docker_config *c);
 
 /* A pull of an image that the engine lacked, for the log. */

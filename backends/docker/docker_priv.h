@@ -267,6 +267,8 @@ bool docker_proxies(struct sg_driver *d, struct sg_egress_figures *ret);
 int docker_egress_start(struct docker *d, const char *const *allow, struct sg_error *err);
 /* b's agent is there: a proxy for it, and then make_serve() or make_failed(). */
 int box_listen(struct box *b, struct sg_error *err);
+/* ... again, over another way. */
+void box_listen_again(struct box *b);
 
 /* ---- blackbox.c ---- */
 

@@ -135,10 +135,6 @@ int docker_check(struct sg_driver *drv, const struct sg_sandbox_spec *spec, stru
     if (sg_egress_check(spec, c->egress, d->rules, "containers here (docker.egress)", err) < 0) {
         return -1;
     }
-    if (d->far && sg_egress_of(spec, c->egress) == SG_EGRESS_RESTRICTED) {
-        return sg_error_field(err, SG_NOT_SUPPORTED, "network_egress_class",
-                              "restricted needs a directory that the engine's host shares with this server (docker.agent): open, or none");
-    }
     return check_limits(c, &spec->limits, err);
 }
 

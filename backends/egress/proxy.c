@@ -392,6 +392,17 @@ static void listener_broken(struct sg_egress_proxy *p, int e)
     sg_error_clear(&why);
 }
 
+void sg_egress_proxy_take(struct sg_egress_proxy *p, int fd)
+{
+    if (p->n >= CONNS_MAX + CONNS_REFUSED || (p->a.egress->open > p->a.egress->open_max && p->n >= CONNS_REFUSED)) {
+        atomic_fetch_add(&p->a.counters->outcomes[SG_EGRESS_TOO_MANY], 1);
+        tell(p, SG_EGRESS_TOO_MANY, "too many connections are open");
+        sg_close(fd);
+    } else {
+        conn_new(p, fd);
+    }
+}
+
 static void accept_some(struct sg_watch *w, uint32_t events)
 {
     struct sg_egress_proxy *p = sg_container_of(w, struct sg_egress_proxy, listener);
@@ -399,12 +410,8 @@ static void accept_some(struct sg_watch *w, uint32_t events)
     (void)events;
     for (unsigned i = 0; i < ACCEPTS_MAX; i++) {
         int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0 && (p->n >= CONNS_MAX + CONNS_REFUSED || (p->a.egress->open > p->a.egress->open_max && p->n >= CONNS_REFUSED))) {
-            atomic_fetch_add(&p->a.counters->outcomes[SG_EGRESS_TOO_MANY], 1);
-            tell(p, SG_EGRESS_TOO_MANY, "too many connections are open");
-            sg_close(fd);
-        } else if (fd >= 0) {
-            conn_new(p, fd);
+        if (fd >= 0) {
+            sg_egress_proxy_take(p, fd);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             sg_watch_mod(r, w, 0);
             sg_timer_set(r, &p->pause, sg_now_ms() + PAUSE_MS);
@@ -426,7 +433,7 @@ int sg_egress_proxy_start(const struct sg_egress_proxy_args *a, struct sg_egress
     *p->lookups = (struct lookups){.refs = 1, .p = p};
     p->listener = (struct sg_watch){.ready = accept_some, .fd = a->fd};
     p->pause.fire = pause_over;
-    if (sg_watch_add(a->egress->reactor, &p->listener, EPOLLIN, err) < 0) {
+    if (a->fd >= 0 && sg_watch_add(a->egress->reactor, &p->listener, EPOLLIN, err) < 0) {
         sg_egress_proxy_stop(p);
         return -1;
     }
@@ -469,7 +476,7 @@ int sg_egress_hub_new(struct sg_reactor *reactor, struct sg_egress_hub **ret, st
     struct sg_egress_hub *e = sg_xcalloc(1, sizeof *e);
     struct rlimit files = {ALL_CONNS_MAX, ALL_CONNS_MAX};
     (void)getrlimit(RLIMIT_NOFILE, &files);
-    rlim_t most = files.rlim_cur / 4; /* two descriptors each, and half of them are for others */
+    rlim_t most = files.rlim_cur / 4; /* two descriptors each, three where it was brought from far away, and the rest is for others */
     e->open_max = most < ALL_CONNS_MAX ? (unsigned)most : ALL_CONNS_MAX;
     e->reactor = reactor;
     if (sg_resolver_new(&e->resolver, err) < 0) {

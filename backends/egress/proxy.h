@@ -39,7 +39,7 @@ struct sg_egress_proxy_args {
     struct sg_egress_hub *egress;
     const struct sg_egress_rules *rules; /* outlives the proxy */
     struct sg_egress_counters *counters; /* likewise */
-    int fd;               /* listens; taken over, also on failure */
+    int fd;               /* listens; taken over, also on failure. -1: connections are brought by sg_egress_proxy_take() */
     struct sg_hold *hold; /* a reference, taken over, also on failure: until the last connection from inside is closed */
     /* A request was refused; of many in a short time not all are told, but how many were not. Reactor thread. */
     void (*refused)(void *arg, enum sg_egress_outcome why, const char *target, uint64_t untold);
@@ -51,6 +51,8 @@ struct sg_egress_proxy_args {
 /* Reactor thread, like its end. */
 struct sg_egress_proxy;
 int sg_egress_proxy_start(const struct sg_egress_proxy_args *a, struct sg_egress_proxy **ret, struct sg_error *err);
+/* A connection from inside: a stream socket that does not block, taken over. Of too many it is closed. */
+void sg_egress_proxy_take(struct sg_egress_proxy *p, int fd);
 /* Every connection is closed when this returns, and no callback comes any more. NULL-safe, returns NULL. */
 struct sg_egress_proxy *sg_egress_proxy_stop(struct sg_egress_proxy *p);
 

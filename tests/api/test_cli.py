@@ -215,7 +215,6 @@ def test_receipts(server, tmp_path):
     ("docker:\n  host: unix://relative\n", 2, "docker.host"), ("docker:\n  images_allowed: [a, 'b c']\n", 2, "docker.images_allowed"),
     ("docker:\n  tls_cert: /x\n  tls_key: /y\n  image: a\nbackends:\n  enabled: [docker]\n", 2, "docker.tls_cert: is for tcp://"),
     ("docker:\n  host: https://x\n  image: a\n  tls_key: /y\nbackends:\n  enabled: [docker]\n", 4, "docker.tls_key"),
-    ("backends:\n  enabled: [docker]\ndocker:\n  host: tcp://x:1\n  image: a\n  egress: restricted\n  egress_allow: [x:1]\n", 6, "docker.egress"),
 ])
 def test_mistakes_in_the_settings_are_located(tmp_path, text, line, key):
     f = tmp_path / "sandgate.yaml"

@@ -1,5 +1,6 @@
 """What of the network containers reach: in a network of the tests' own, with an engine of its own in it, and an Internet behind it."""
 import os
+import signal
 import socket
 import threading
 
@@ -7,6 +8,7 @@ import pytest
 
 import engine as engines
 from harness import Server, wait_until
+from test_docker_far import relay_of
 from world import HOST, NAMES, PRIVATE, SITE, World, WorldServer
 
 why = engines.why_not()
@@ -64,9 +66,15 @@ def serve(world, e, **docker):
                                "docker": dict({"host": e.host, "image": engines.IMAGE, "pull": False, "network": NETWORK}, **docker)}, tun=False)
 
 
+@pytest.fixture(scope="module", params=["share", "engine"])
+def way(request):
+    """How agents are reached: through a directory, or through the engine alone."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def server(world, engine):
-    with serve(world, engine, egress="open", egress_allow=RULES) as s:
+def server(world, engine, way):
+    with serve(world, engine, egress="open", egress_allow=RULES, agent=way) as s:
         yield s
 
 
@@ -125,20 +133,53 @@ def test_a_restricted_one_has_its_list_and_nothing_else(world, server):
     c.terminate(lease)
 
 
-def test_after_a_restart_it_has_its_way_out_again(world, engine, server):
+def test_after_a_restart_it_has_its_way_out_again(world, engine, server, way):
     c = server.client()
     lease, taken = c.lease(network_egress_class="restricted"), c.lease(network_egress_class="restricted")
     c.exec(lease, "(setsid sh -c 'sleep 100 | nc 127.0.0.1 61080' >/dev/null 2>&1 &)")  # a connection that is open meanwhile
     c.exec(taken, "(setsid sh -c 'while ! httpd -f -p 127.0.0.1:61080 -h /tmp; do sleep 0.05; done' >/dev/null 2>&1 &)")
     wait_until(lambda: at_the_port(engine, lease, "01"), what="it is connected")
     server.kill9()
-    wait_until(lambda: at_the_port(engine, taken, "0A"), what="what is inside takes the port")
+    if way == "share":
+        wait_until(lambda: at_the_port(engine, taken, "0A"), what="what is inside takes the port")
     server.start()
     c = server.client()
     wait_until(lambda: c.exec_response(lease, "true").status == 200)
     assert "internet" in through(c, lease, "site.example:8080")
-    l = wait_until(lambda: (lambda l: l if l["state"] == "lost" else None)(c.get(f"/leases/{taken}").json()))
-    assert "port 61080" in l["reason"], l
+    if way == "share":
+        l = wait_until(lambda: (lambda l: l if l["state"] == "lost" else None)(c.get(f"/leases/{taken}").json()))
+        assert "port 61080" in l["reason"], l
+    else:  # the agent keeps the port
+        assert "internet" in through(c, taken, "site.example:8080")
+        c.terminate(taken)
+    c.terminate(lease)
+
+
+def test_another_relay_has_it_again(engine, server, way):
+    """Who asks meanwhile waits; connections through the one before are over."""
+    if way == "share":
+        pytest.skip("there is no relay")
+    c = server.client()
+    lease = c.lease(network_egress_class="restricted")
+    assert "internet" in through(c, lease, "site.example:8080")
+    c.write(lease, "loop", b"while :; do printf 'GET http://site.example:8080/ HTTP/1.0\\r\\n\\r\\n' | nc -w 9 127.0.0.1 61080 >> got; sleep 0.01; done")
+    c.exec(lease, "(setsid sh loop >/dev/null 2>&1 &)")
+    wait_until(lambda: b"internet" in c.read(lease, "got").body)
+    os.kill(relay_of(engine, lease), signal.SIGKILL)
+    wait_until(lambda: c.exec_response(lease, ": > got").status == 200)
+    wait_until(lambda: b"internet" in c.read(lease, "got").body, what="what goes on inside has its way out")
+    assert "internet" in through(c, lease, "site.example:8080") and c.get(f"/leases/{lease}").json()["state"] == "ready"
+    c.terminate(lease)
+
+
+def test_too_many_connections_are_answered(server):
+    """More than one sandbox may have: those above are told so, and once there is room again the next is served."""
+    c = server.client()
+    lease = c.lease(network_egress_class="restricted")
+    c.exec(lease, "mkfifo p; (setsid sh -c 'sleep 100 > p & for i in $(seq 140); do nc 127.0.0.1 61080 < p > out$i & done; wait' >/dev/null 2>&1 &)")
+    wait_until(lambda: int(c.exec(lease, "cat out* | grep -c 'egress_too_many'")["stdout"] or 0) > 0, 30)
+    c.exec(lease, "killall nc sleep")
+    wait_until(lambda: "internet" in through(c, lease, "site.example:8080"))
     c.terminate(lease)
 
 
@@ -152,8 +193,8 @@ SERVICE = (f"mkdir -p /tmp/www; printf 'GET http://site.example:8080/ HTTP/1.0\\
            "exec httpd -f -p 127.0.0.1:8080 -h /tmp/www")
 
 
-def test_a_warm_one_and_a_service_have_it_from_the_beginning(world, engine):
-    with serve(world, engine, egress="restricted", egress_allow=RULES, warm=1) as s:
+def test_a_warm_one_and_a_service_have_it_from_the_beginning(world, engine, way):
+    with serve(world, engine, egress="restricted", egress_allow=RULES, warm=1, agent=way) as s:
         c = s.client()
         s.wait_warm(1)
         warm = lambda: {engine.inspect(n).get("Id") for n in engine.containers() if n.startswith("sandgate-warm")}  # noqa: E731

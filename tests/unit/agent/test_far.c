@@ -528,6 +528,53 @@ Test(far, a_connection_whose_input_is_stopped_before_its_answer)
     cr_assert_str_eq(text, "hi");
 }
 
+/* Half of a connection may end before the other. */
+Test(far, a_connection_from_inside)
+{
+    struct heard h;
+    char text[8] = "";
+    cr_assert_eq(sg_agent_listen_far(agent, 61080, &(struct sg_done){.fn = got_done}, NULL), 0);
+    uint64_t id = expect(&h, SG_AGENT_LISTEN);
+    cr_assert(h.m.u.listen.port == 61080 && h.n == 0);
+    done(id, 0, 0, 0);
+    await(o.done, "it listens");
+    cr_assert_eq(o.code, SG_OK);
+    cr_assert_eq(sg_agent_accept(agent, &(struct sg_dial_done){.fn = got_fd}, NULL), 0);
+    id = expect(&h, SG_AGENT_ACCEPT);
+    uint32_t channel = h.names[0];
+    cr_assert_eq(h.n, 1U);
+    done(id, 0, 1, 0);
+    say(channel, SG_MUX_DATA, "ask", 3);
+    say(channel, SG_MUX_END, "", 0);
+    await(o.done, "the connection");
+    cr_assert_eq(o.code, SG_OK);
+    for (size_t at = 0; at < 3;) {
+        struct pollfd p = {.fd = o.fd, .events = POLLIN};
+        cr_assert_eq(poll(&p, 1, WAIT_MS), 1);
+        ssize_t n = read(o.fd, text + at, sizeof text - at);
+        cr_assert_gt(n, 0);
+        at += (size_t)n;
+    }
+    cr_assert_str_eq(text, "ask");
+    struct pollfd p = {.fd = o.fd, .events = POLLIN};
+    cr_assert_eq(poll(&p, 1, WAIT_MS), 1);
+    cr_assert_eq(read(o.fd, text, sizeof text), 0, "no more is asked");
+    cr_assert_eq(write(o.fd, "told", 4), 4);
+    hear(&h);
+    cr_assert(h.channel == channel && h.type == SG_MUX_DATA);
+    cr_assert_arr_eq(h.text, "told", 4);
+}
+
+Test(far, a_port_that_somebody_else_has)
+{
+    struct heard h;
+    cr_assert_eq(sg_agent_listen_far(agent, 61080, &(struct sg_done){.fn = got_done}, NULL), 0);
+    done(expect(&h, SG_AGENT_LISTEN), EADDRINUSE, 0, 0);
+    await(o.done, "the answer");
+    cr_assert_eq(o.code, SG_UNAVAILABLE);
+    cr_assert(!sg_agent_is_gone(agent));
+}
+
 /* ---- terminals ---- */
 
 static struct sg_exec *command;
@@ -709,6 +756,55 @@ Test(far, a_terminal)
 {
     struct sg_agent_msg m = {.type = SG_AGENT_TERMINAL, .id = 1, .nfds = 1};
     tell(&m);
+    is_lost("agent_protocol");
+}
+
+static uint64_t accept_one(struct heard *h)
+{
+    cr_assert_eq(sg_agent_accept(agent, &(struct sg_dial_done){.fn = got_fd}, NULL), 0);
+    return expect(h, SG_AGENT_ACCEPT);
+}
+
+/* As many connections as were asked for, and each once. */
+Test(far, a_second_connection_for_one_question)
+{
+    struct heard h;
+    uint64_t id = accept_one(&h);
+    done(id, 0, 1, 0);
+    await(o.done, "the connection");
+    cr_assert_eq(o.code, SG_OK);
+    done(id, 0, 1, 0);
+    is_lost("agent_protocol");
+}
+
+Test(far, a_connection_without_being_asked)
+{
+    done(12, 0, 1, 0);
+    is_lost("agent_protocol");
+}
+
+Test(far, a_connection_that_is_none)
+{
+    struct heard h;
+    done(accept_one(&h), 0, 0, 0);
+    is_lost("agent_protocol");
+}
+
+Test(far, a_connection_over_before_it_is_there)
+{
+    struct heard h;
+    uint64_t id = accept_one(&h);
+    say(h.names[0], SG_MUX_STOP, "", 0);
+    say(h.names[0], SG_MUX_END, "", 0);
+    done(id, 0, 1, 0);
+    is_lost("agent_protocol");
+}
+
+Test(far, a_socket_in_place_of_its_port)
+{
+    struct heard h;
+    cr_assert_eq(sg_agent_listen_far(agent, 61080, &(struct sg_done){.fn = got_done}, NULL), 0);
+    done(expect(&h, SG_AGENT_LISTEN), 0, 1, 0);
     is_lost("agent_protocol");
 }
 

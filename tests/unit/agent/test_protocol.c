@@ -53,6 +53,8 @@ static size_t samples(struct sg_agent_msg *m)
                                    .u.file = {.flags = 5, .mode = 0700, .mtime_ns = 1, .path = "/d"}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_MERGE, .id = 19, .u.file = {.path = "/s", .path2 = "/t"}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_SOCKET, .id = 11, .u.socket = {2}};
+    m[n++] = (struct sg_agent_msg){.type = SG_AGENT_LISTEN, .id = 22, .u.listen = {61080}};
+    m[n++] = (struct sg_agent_msg){.type = SG_AGENT_ACCEPT, .id = 23};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_RESIZE, .id = 21, .u.resize = {1, 24, 80}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_STARTED, .id = 12, .u.started = {77}};
     m[n++] = (struct sg_agent_msg){.type = SG_AGENT_SPAWN_FAILED, .id = 13, .u.failed = {3, 2}};
@@ -73,7 +75,7 @@ static enum sg_agent_side side(const struct sg_agent_msg *m)
 
 Test(protocol, what_is_packed_unpacks_the_same)
 {
-    struct sg_agent_msg m[32], back;
+    struct sg_agent_msg m[40], back;
     unsigned char a[1024], b[1024];
     size_t count = samples(m);
     for (size_t i = 0; i < count; i++) {
@@ -87,7 +89,7 @@ Test(protocol, what_is_packed_unpacks_the_same)
 
 Test(protocol, nothing_else_unpacks)
 {
-    struct sg_agent_msg m[32], back;
+    struct sg_agent_msg m[40], back;
     unsigned char a[1024];
     size_t count = samples(m);
     for (size_t i = 0; i < count; i++) {
