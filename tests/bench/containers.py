@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import engine as engines
-from harness import Server, wait_until
+from harness import Server
 
 POOL = 4  # warm containers
 
