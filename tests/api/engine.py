@@ -24,8 +24,6 @@ import urllib.parse
 
 BUSYBOX = "/usr/bin/busybox"  # Debian's busybox-static has it in /bin on some releases
 START_SECONDS = 60
-# Every container costs the engine several processes of its own that live for a moment: no time is to be spent on collecting their garbage.
-ENVIRONMENT = dict(os.environ, GOGC="400")
 
 
 class Connection(http.client.HTTPConnection):
@@ -67,6 +65,9 @@ def image_tar(files=(), links=()):
 
 
 class Engine:
+    # Every container costs the engine several processes of its own that live for a moment: no time is to be spent on collecting their garbage.
+    environment = dict(os.environ, GOGC="400")
+
     image = "sandgate-test:busybox"
     programs = ("dockerd",)
     outlived = False  # containers go on without it though not asked to
@@ -88,7 +89,7 @@ class Engine:
             self.process = subprocess.Popen(
                 ["dockerd", "--data-root", f"{self.dir}/data", "--exec-root", f"{self.dir}/exec", "-H", self.host, "--pidfile", f"{self.dir}/pid",
                  "--iptables=false", "--ip6tables=false", "--bridge=none", "--storage-driver", driver, "--shutdown-timeout", "1", *self.options],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=ENVIRONMENT)
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=self.environment)
             log.close()
             if self.up():
                 self.drivers = (driver,)
