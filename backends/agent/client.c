@@ -436,7 +436,9 @@ static bool receive(struct sg_agent *a)
         r = handle(a, data, (size_t)n, fds, n_fds);
     for (unsigned i = 0; i < n_fds && i < SG_AGENT_FDS_MAX; i++)
         sg_close(fds[i]);
-    if (r < 0)
+    if (r < 0 && !a->greeted && sg_agent_other_version(data, (size_t)n))
+        end(a, "agent_version", "its agent is another version's than this server");
+    else if (r < 0)
         end(a, "agent_protocol", "the agent broke the protocol");
     return r == 0 && !a->gone;
 }

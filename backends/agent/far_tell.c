@@ -167,6 +167,10 @@ int far_packet(void *arg, const uint32_t *names, unsigned n, const void *data, s
     (void)n;
     if (len >= SG_AGENT_HEADER)
         memcpy(&nfds, (const char *)data + 2, sizeof nfds);
+    if (sg_agent_other_version(data, len)) { /* the client says so */
+        tell(f, data, len, -1);
+        return 0;
+    }
     if (sg_agent_decode(data, len, nfds, SG_AGENT_FROM_AGENT, &m) < 0)
         return -1;
     struct far_call *k = far_call_find(f, m.id);

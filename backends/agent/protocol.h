@@ -108,7 +108,7 @@
  *
  * Exit codes: 0 end of file; 64 bad arguments; 70 protocol violation, overflow or an attacked helper; 71 the
  * sandbox lacks what the agent needs (a line on stderr says what). */
-#define SG_AGENT_VERSION 1U
+#define SG_AGENT_VERSION 2U
 #define SG_AGENT_SOCKET_NAME "agent.sock" /* in listen mode */
 
 #define SG_AGENT_HEADER 16U
@@ -305,6 +305,8 @@ enum sg_agent_side { SG_AGENT_FROM_SERVER, SG_AGENT_FROM_AGENT };
  */
 int sg_agent_decode(const void *buf, size_t len, unsigned nfds, enum sg_agent_side from,
                     struct sg_agent_msg *m);
+/* Was it, which cannot be unpacked, packed by a program of another version? */
+bool sg_agent_other_version(const void *buf, size_t len);
 
 /* Splits the strings of a SPAWN. argv has room for argc + 1 pointers, envp for envc + 1; both get a NULL at
  * the end. 0, or -1 when the number of strings is not exactly 1 + argc + envc. */

@@ -169,11 +169,10 @@ static uint64_t expect(struct heard *h, enum sg_agent_type type)
 
 /* ---- life ---- */
 
-static void begin(void)
+static void connect_relay(void)
 {
     const struct sg_waker w = {.wake = wake};
     struct sg_task task = {.run = start};
-    struct sg_agent_msg hello = {.type = SG_AGENT_HELLO};
     signal(SIGPIPE, SIG_IGN);
     readable = eventfd(0, EFD_CLOEXEC);
     closed = eventfd(0, EFD_CLOEXEC);
@@ -187,11 +186,23 @@ static void begin(void)
     sg_pipe_set_reader(out, &w);
     sg_reactor_post(reactor, &task);
     await(o.done, "it begins");
-    hello.u.hello.pid = 1;
-    hello.u.hello.isolation = SG_AGENT_UID;
-    hello.u.hello.command_uid = 1000;
-    hello.u.hello.flags = SG_AGENT_HELLO_NO_NEW_PRIVS | SG_AGENT_HELLO_NOT_DUMPABLE;
-    tell(&hello);
+}
+
+static struct sg_agent_msg hello(void)
+{
+    struct sg_agent_msg m = {.type = SG_AGENT_HELLO};
+    m.u.hello.pid = 1;
+    m.u.hello.isolation = SG_AGENT_UID;
+    m.u.hello.command_uid = 1000;
+    m.u.hello.flags = SG_AGENT_HELLO_NO_NEW_PRIVS | SG_AGENT_HELLO_NOT_DUMPABLE;
+    return m;
+}
+
+static void begin(void)
+{
+    struct sg_agent_msg m = hello();
+    connect_relay();
+    tell(&m);
 }
 
 static void end(void)
@@ -722,6 +733,17 @@ Test(far, a_connection_that_breaks_leaves_an_unknown_outcome)
     cr_assert_eq(o.code, SG_OUTCOME_UNKNOWN);
     is_lost(SG_AGENT_RELAY_GONE);
     cr_assert_not_null(strstr(why.message, "the wire was cut"));
+}
+
+Test(far, an_agent_of_another_version, .init = connect_relay)
+{
+    unsigned char data[256];
+    struct sg_agent_msg m = hello();
+    size_t len = sg_agent_encode(&m, data, sizeof data);
+    cr_assert_gt(len, 0U);
+    data[0]--;
+    say(0, SG_MUX_PACKET, data, len);
+    is_lost("agent_version");
 }
 
 /* ---- a relay that has been taken over ---- */
