@@ -35,12 +35,14 @@ struct upload {
     void (*committed)(void *arg, const struct sg_file_stat *st, bool created, const struct sg_error *err);
     void *committed_arg;
     struct sg_error told; /* of a commit that failed */
+    bool given_up;        /* a write has failed: an abort has nothing left to do */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t room;
     uint64_t wakes;
     bool sent;       /* the call is over */
     bool committing, aborted;
+    bool gone; /* after a write that failed: its temporary name, and `told` says why */
     struct sg_alarm_set *silence; /* has a reference */
     struct sg_error why;
 };
@@ -189,7 +191,12 @@ static void sink_commit(struct sg_file_sink *s,
 
 static void sink_abort(struct sg_file_sink *s)
 {
-    end_sink((struct upload *)s, false);
+    struct upload *u = (struct upload *)s;
+
+    if (u->given_up)
+        upload_unref(u);
+    else
+        end_sink(u, false);
 }
 
 static void room_wake(void *arg)
@@ -202,14 +209,22 @@ static void room_wake(void *arg)
     pthread_mutex_unlock(&u->lock);
 }
 
-/* Until there has been a wake after `seen`. */
-static bool wait_for_room(struct upload *u, uint64_t seen)
+/* How long a write waits, on CLOCK_MONOTONIC. */
+static struct timespec write_deadline(void)
 {
     struct timespec until;
-    int rc = 0;
 
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += WRITE_MS / 1000;
+    return until;
+}
+
+/* Until there has been a wake after `seen`. */
+static bool wait_for_room(struct upload *u, uint64_t seen)
+{
+    const struct timespec until = write_deadline();
+    int rc = 0;
+
     pthread_mutex_lock(&u->lock);
     while (u->wakes == seen && !u->sent && rc == 0)
         rc = pthread_cond_timedwait(&u->room, &u->lock, &until);
@@ -217,17 +232,50 @@ static bool wait_for_room(struct upload *u, uint64_t seen)
     return rc == 0;
 }
 
-static int write_failed(struct upload *u, struct sg_error *err)
+/* True: the flag, which is one of u's, has been set. */
+static bool wait_for(struct upload *u, const bool *flag)
 {
-    struct sg_error why = {0};
+    const struct timespec until = write_deadline();
+    int rc = 0;
 
     pthread_mutex_lock(&u->lock);
-    sg_error_copy(&why, &u->why);
+    while (!*flag && rc == 0)
+        rc = pthread_cond_timedwait(&u->room, &u->lock, &until);
+    bool set = *flag;
     pthread_mutex_unlock(&u->lock);
-    if (why.code == SG_OK)
-        sg_error_set(&why, SG_PROVIDER_FAILED, "e2b does not take the file");
-    e2b_unchanged(&why, err);
-    sg_error_clear(&why);
+    return set;
+}
+
+static int write_late(struct sg_error *err)
+{
+    return sg_error_set(err, SG_PROVIDER_TIMEOUT, "e2b takes nothing of the file any more; nothing was changed");
+}
+
+static void gave_up(void *arg, const struct sg_file_stat *st SG_UNUSED, bool created SG_UNUSED, const struct sg_error *err SG_UNUSED)
+{
+    struct upload *u = arg;
+
+    pthread_mutex_lock(&u->lock);
+    u->gone = true;
+    pthread_cond_broadcast(&u->room);
+    pthread_mutex_unlock(&u->lock);
+}
+
+/* The call is over, or about to be, before all was written: as with a commit, what was sent goes before it is told. */
+static int write_failed(struct upload *u, struct sg_error *err)
+{
+    if (!wait_for(u, &u->sent))
+        return write_late(err);
+    if (u->why.code == SG_OK)
+        sg_error_set(&u->why, SG_PROVIDER_FAILED, "e2b does not take the file");
+    u->given_up = true;
+    u->committed = gave_up;
+    u->committed_arg = u;
+    upload_ref(u); /* the abort's: the end takes the sink's */
+    end_sink(u, true);
+    if (!wait_for(u, &u->gone))
+        return write_late(err);
+    sg_error_copy(err, &u->told);
     return -1;
 }
 
@@ -244,10 +292,8 @@ static int sink_write(struct sg_file_sink *s, const void *data, size_t len, stru
         ssize_t n = sg_pipe_write(u->pipe, p ? p : zeros, p || len < sizeof zeros ? len : sizeof zeros);
         if (n < 0)
             return write_failed(u, err);
-        if (n == 0 && !wait_for_room(u, seen)) {
-            sg_error_set(err, SG_PROVIDER_TIMEOUT, "e2b takes nothing of the file any more; nothing was changed");
-            return -1;
-        }
+        if (n == 0 && !wait_for_room(u, seen))
+            return write_late(err);
         p = p ? p + n : NULL;
         len -= (size_t)n;
     }
@@ -275,6 +321,13 @@ static int begin_upload(struct upload *u, struct sg_error *err)
     return -1;
 }
 
+static void not_opened(void *arg, const struct sg_file_stat *st SG_UNUSED, bool created SG_UNUSED, const struct sg_error *err)
+{
+    struct upload *u = arg;
+
+    u->opened.fn(u->opened.arg, NULL, err);
+}
+
 static void begun(void *arg, const char *out, size_t len, const struct sg_error *err)
 {
     struct upload *u = arg;
@@ -292,9 +345,12 @@ static void begun(void *arg, const char *out, size_t len, const struct sg_error 
             u->opened.fn(u->opened.arg, &u->sink, NULL);
             return;
         }
-        err = &why;
-        upload_ref(u);
+        sg_error_copy(&u->told, &why);
+        sg_error_clear(&why);
+        u->committed = not_opened;
+        u->committed_arg = u;
         drop(u);
+        return;
     }
     u->opened.fn(u->opened.arg, NULL, err);
     sg_error_clear(&why);

@@ -69,9 +69,9 @@ def test_files_that_could_not_be_sent_change_nothing(server, standin):
     c = server.client()
     id = c.lease()
     assert c.put(f"/leases/{id}/files?path=f", b"old").status == 201
-    for fault in ({"kind": "drop"}, {"kind": "status", "status": 500}):
+    for fault, size in (({"kind": "drop"}, 300000), ({"kind": "drop"}, 8000000), ({"kind": "status", "status": 500}, 300000)):
         standin.order({"op": "write", **fault}, {"op": "start", "kind": "slow", "seconds": 0.7, "skip": 1})  # the end of the file's other name
-        r = c.put(f"/leases/{id}/files?path=f", b"new" * 100000)
+        r = c.put(f"/leases/{id}/files?path=f", b"n" * size)  # all of it is on its way when that is known, or not
         assert r.status == 503 and r.json()["provider"] == "e2b", r
         assert [f["name"] for f in c.get(f"/leases/{id}/files/list?path=.").json()["items"]] == ["f"]
     standin.order()
