@@ -94,6 +94,9 @@ static int health(struct sg_driver *d, struct sg_error *err)
     struct local *l = (struct local *)d;
     const struct slot *bad = &l->pools[0].slots[0];
     bool good = false;
+    if (sg_spawner_gone(l->parts.spawner)) { /* what slots say is of the ends of their sandboxes, which died with it */
+        return sg_error_set(err, SG_UNAVAILABLE, "the spawner process died: no local sandbox can be made until the server is restarted");
+    }
     (void)pthread_mutex_lock(&l->lock);
     for (size_t i = 0; i < l->n_pools; i++) {
         for (unsigned k = 0; k < l->pools[i].cfg.size; k++) {

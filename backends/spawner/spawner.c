@@ -46,7 +46,7 @@ struct sg_spawner {
     void *died_arg;
     struct pending *first, **last;
     uint64_t next_id;
-    bool dead;
+    _Atomic bool dead;
 
     struct sg_task detach; /* for sg_spawner_free() */
     pthread_mutex_t lock;
@@ -78,6 +78,11 @@ const struct sg_spawner_facts *sg_spawner_facts(const struct sg_spawner *sp)
 pid_t sg_spawner_pid(const struct sg_spawner *sp)
 {
     return sp->pid;
+}
+
+bool sg_spawner_gone(const struct sg_spawner *sp)
+{
+    return sp->dead;
 }
 
 void sg_slot_built_finish(struct sg_slot_built *b)
@@ -497,6 +502,9 @@ static void lose(struct sg_spawner *sp)
 {
     struct sg_error err = {0};
     sg_error_set(&err, SG_UNAVAILABLE, "the spawner is gone");
+    if (sp->died != NULL) {
+        sp->died(sp->died_arg);
+    }
     sp->dead = true;
     sg_watch_del(sp->reactor, &sp->watch);
     while (sp->first != NULL) {
@@ -511,9 +519,6 @@ static void lose(struct sg_spawner *sp)
             p->destroyed(p->arg, NULL);
         }
         free(p);
-    }
-    if (sp->died != NULL) {
-        sp->died(sp->died_arg);
     }
 }
 

@@ -72,10 +72,12 @@ int sg_spawner_probe(const struct sg_spawner_config *cfg, struct sg_error *err);
 /* Any thread. */
 const struct sg_spawner_facts *sg_spawner_facts(const struct sg_spawner *sp);
 pid_t sg_spawner_pid(const struct sg_spawner *sp);
+/* It has died, and nothing can be built any more. */
+bool sg_spawner_gone(const struct sg_spawner *sp);
 
 /* Reads the spawner's answers on r from now on. Once, before any build, on any thread. died is called when
- * the spawner is gone without having been asked to go; every pending callback has had SG_UNAVAILABLE before,
- * and all slots must be closed. */
+ * the spawner is gone without having been asked to go, before anybody else hears of it; every pending callback then has
+ * SG_UNAVAILABLE, and all slots must be closed. */
 int sg_spawner_attach(struct sg_spawner *sp, struct sg_reactor *r, void (*died)(void *arg), void *arg,
                       struct sg_error *err);
 

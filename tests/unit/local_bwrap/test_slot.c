@@ -532,6 +532,10 @@ Test(local_slot, without_its_spawner_nothing_is_healthy)
     sg_sandbox_on_lost(sb, count_lost, &lost);
     cr_assert_eq(kill(sg_spawner_pid(w.spawner), SIGKILL), 0);
     cr_assert(flag_wait(&lost, 1, CALL_MS));
+    cr_assert(world_wait_gone(&w));
+    cr_expect_eq(sg_driver_health(w.d, &err), -1, "whatever has become of the slots");
+    cr_expect_not_null(strstr(err.message, "spawner"), "%s", err.message);
+    sg_error_clear(&err);
     cr_expect_eq(call_terminate(sb, NULL), 0);
     sg_sandbox_unref(sb);
     cr_assert(world_wait(&w, 0, 0, SG_SLOT_FAILED));

@@ -130,6 +130,16 @@ bool world_wait(struct world *w, size_t pool, size_t i, enum sg_slot_state state
     return false;
 }
 
+bool world_wait_gone(const struct world *w)
+{
+    for (int64_t until = sg_now_ms() + WAIT_MS; sg_now_ms() < until; nap()) {
+        if (sg_spawner_gone(w->spawner)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool world_wait_ready(struct world *w)
 {
     struct sg_slot_report r = {0};

@@ -28,6 +28,8 @@ void world_close(struct world *w);
 struct sg_slot_info world_slot(struct world *w, size_t pool, size_t i);
 /* Waits until the slot has that state (false: not within 15 s). */
 bool world_wait(struct world *w, size_t pool, size_t i, enum sg_slot_state state);
+/* Waits until it is known that the spawner has died. */
+bool world_wait_gone(const struct world *w);
 /* Waits until every slot of the first pool is READY. */
 bool world_wait_ready(struct world *w);
 struct sg_sandbox *world_lease(struct world *w, const char *lease_id);
