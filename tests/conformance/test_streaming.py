@@ -47,17 +47,19 @@ def test_much_output(box):
 
 
 def test_a_slow_reader_slows_the_command(box):
-    """It takes nothing until the command stands still, then everything."""
-    with box.stream("i=0; while [ $i -lt 60 ]; do head -c 100000 /dev/zero; i=$((i+1)); printf x >> progress; done") as s:
+    """It takes nothing until the command stands still, then everything. How much the kernel keeps on the way is its own affair (megabytes, more
+    on a busy machine), so the command writes until it is told."""
+    with box.stream("i=0; while [ $i -lt 2000 ] && [ ! -e enough ]; do head -c 100000 /dev/zero; i=$((i+1)); printf x >> progress; done") as s:
         seen = []
 
         def still():
             seen.append(box.size("progress"))
             return len(seen) > 8 and len(set(seen[-8:])) == 1 and seen[-1] > 0
         wait_until(still, 30, "the command standing still")
-        assert seen[-1] < 60, "it was not slowed down"
+        assert seen[-1] < 2000, "it was not slowed down"
+        box.run("touch enough")
         events = s.all()
-    assert len(data(events)) == 6000000 and box.size("progress") == 60
+    assert len(data(events)) == 100000 * box.size("progress") and events[-1]["returncode"] == 0
 
 
 def test_what_goes_wrong_before_the_start_is_a_status(box):
