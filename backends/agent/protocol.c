@@ -507,7 +507,8 @@ static void take_payload(struct reader *r, struct sg_agent_msg *m)
 
 bool sg_agent_other_version(const void *buf, size_t len)
 {
-    return len >= SG_AGENT_HEADER && *(const unsigned char *)buf != SG_AGENT_VERSION;
+    const unsigned char *p = buf;
+    return len >= SG_AGENT_HEADER && p[0] != SG_AGENT_VERSION && p[1] == SG_AGENT_HELLO;
 }
 
 int sg_agent_decode(const void *buf, size_t len, unsigned nfds, enum sg_agent_side from,

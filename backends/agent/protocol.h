@@ -305,7 +305,7 @@ enum sg_agent_side { SG_AGENT_FROM_SERVER, SG_AGENT_FROM_AGENT };
  */
 int sg_agent_decode(const void *buf, size_t len, unsigned nfds, enum sg_agent_side from,
                     struct sg_agent_msg *m);
-/* Was it, which cannot be unpacked, packed by a program of another version? */
+/* Is it, which cannot be unpacked, the HELLO of a program of another version? */
 bool sg_agent_other_version(const void *buf, size_t len);
 
 /* Splits the strings of a SPAWN. argv has room for argc + 1 pointers, envp for envc + 1; both get a NULL at

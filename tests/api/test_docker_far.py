@@ -378,12 +378,16 @@ def frame(channel, kind, data):
     return struct.pack("=III", channel, kind, len(data)) + data
 
 
-HELLO = 64
+def hello(version):
+    return wrapped(frame(0, 1, struct.pack("=BBHIQ", version, 64, 0, 44, 0) + bytes(44)))
+
+
 LIES = {
     "no frames of the engine's": lambda a, b: a.sendall(b"\x07garbage" * 10),
     "no frames of the relay's": lambda a, b: a.sendall(wrapped(b"\xff" * 64)),
     "a channel that there is not": lambda a, b: a.sendall(wrapped(frame(77, 3, b"data"))),
-    "an agent that is no agent": lambda a, b: a.sendall(wrapped(frame(0, 1, struct.pack("=BBHIQ", 1, HELLO, 0, 44, 0) + bytes(44)))),
+    "an agent that is no agent": lambda a, b: a.sendall(hello(2)),
+    "an agent of another version": lambda a, b: a.sendall(hello(1)),
     "an end": lambda a, b: (a.sendall(wrapped(b"out of order", 2)), a.shutdown(socket.SHUT_RDWR)),
 }
 
@@ -396,7 +400,8 @@ def test_an_engine_that_lies(engine, tmp_path):
             liar.lie = lie
             r = c.post("/leases", {})
             assert r.status == 502 and r.code == "provider_failed" and r.json()["provider"] == "docker", (what, r)
-            assert r.json()["reason"] in ("agent_protocol", "relay_gone") and (what != "an end" or "out of order" in r.json()["detail"]), (what, r)
+            reasons = ("agent_version",) if what == "an agent of another version" else ("agent_protocol", "relay_gone")
+            assert r.json()["reason"] in reasons and (what != "an end" or "out of order" in r.json()["detail"]), (what, r)
             wait_until(lambda: engine.containers() == [], what="nothing is left")
         liar.lie = None
         lease = c.lease()
