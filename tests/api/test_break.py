@@ -295,9 +295,12 @@ def test_agents_and_bwrap_killed_under_traffic(kind, soak):
         before = s.descriptors()
         with Traffic(s, threads=6, seed=5) as traffic:
             end = time.monotonic() + (20 if soak else 4)
+            seen = []
             while time.monotonic() < end:
                 time.sleep(rng.random() / 5)
-                victims = [p for p, st in descendants(s.pid()) if st["Name"] in ("agent", "bwrap")]
+                there = [p for p, st in descendants(s.pid()) if st["Name"] in ("agent", "bwrap")]
+                victims = [p for p in there if p in seen]  # who is new may be a command that has not got its own name yet
+                seen = there
                 with contextlib.suppress(ProcessLookupError, IndexError):
                     os.kill(rng.choice(victims), signal.SIGKILL)
         assert not traffic.wrong, traffic.wrong[:3]
