@@ -238,10 +238,10 @@ class Podman(Engine):
         return ["podman", "--root", f"{self.dir}/data", "--runroot", f"{self.dir}/run", "--tmpdir", f"{self.dir}/tmp", "--storage-driver", "vfs",
                 "--network-config-dir", f"{self.dir}/net", "--cgroup-manager", "cgroupfs", "--events-backend", "file", "--runtime", "runc"]
 
-    def load(self, image=None, files=(), changes=()):
+    def load(self, image=None, files=(), changes=(), links=()):
         """An import has no tag but latest, so it gets its name afterwards."""
         repo, tag = (image or self.image).split(":")
-        super().load("imported:latest", files, changes)
+        super().load("imported:latest", files, changes, links)
         status, answer = self.call("POST", f"/images/imported/tag?repo={repo}&tag={tag}")
         assert status == 201, answer
         assert self.call("DELETE", "/images/imported")[0] == 200
