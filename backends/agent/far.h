@@ -1,6 +1,5 @@
 /* An agent that shares no kernel with the server: it is reached through a relay inside of its sandbox (relay.h), over a connection that carries only
- * bytes. What it does is what any agent does; sockets that listen
- * inside stay there (sg_agent_accept()). */
+ * bytes. What it does is what any agent does; sockets that listen inside stay there (sg_agent_accept()). */
 #ifndef SG_AGENT_FAR_H
 #define SG_AGENT_FAR_H
 

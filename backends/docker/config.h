@@ -24,7 +24,7 @@ struct sg_docker_config {
     const char *agent_path;
     uint32_t uid, gid; /* of commands, neither of them 0 */
     int64_t memory_max, pids_max, cpu_milli; /* ceilings and defaults; 0: no limit */
-    bool own_profile; /* containers have this server's seccomp profile, where it has one; else the engine's */
+    bool own_profile;                        /* containers have this server's seccomp profile, where it has one; else the engine's */
     int64_t disk_max;                        /* bytes of /workspace; home and /tmp have a quarter of it each */
     enum sg_egress egress;
     const char *const *egress_allow;         /* NULL-terminated, or NULL; as in backends/egress/rules.h. Of SG_EGRESS_RESTRICTED not empty */

@@ -200,15 +200,17 @@ const struct sg_secret *login_for(const struct docker *d, const char *image);
 
 int docker_check(struct sg_driver *d, const struct sg_sandbox_spec *spec, struct sg_error *err);
 /* The body of the create of b, whose image, limits and names are set. Caller frees. NULL: out of memory. */
-/* The seccomp profile of containers, in the engine's JSON and ready for its SecurityOpt: an allow list, for the native architecture alone
- * (the engine's own is compiled for three at every start, which takes it 20 ms). The caller's; NULL on machines other than x86-64 and arm64,
- * whose calls have other names and arguments. */
-char *docker_profile(void);
-
 char *docker_body(const struct docker *d, const struct box *b);
 /* Fills in image, limits and network of b; the spec has been checked. */
 void docker_apply(const struct docker *d, struct box *b, const struct sg_sandbox_spec *spec);
 void docker_set_egress(struct box *b, enum sg_egress e);
+
+/* ---- profile.c ---- */
+
+/* The seccomp profile of containers, in the engine's JSON: an allow list, for the native architecture alone (the engine's own is compiled for
+ * three at every start, which takes it 20 ms). The caller's; NULL on machines other than x86-64 and arm64, whose calls have other names and
+ * arguments. */
+char *docker_profile(void);
 
 /* ---- box.c ---- */
 
