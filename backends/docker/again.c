@@ -6,7 +6,6 @@
 
 #define FIRST_MS 100
 #define MOST_MS 5000
-#define LOOK_MS 10000
 
 static void away(struct box *b)
 {
@@ -33,28 +32,26 @@ static void lost(struct box *b, const char *what)
 static void looked(void *arg, const struct reply *r)
 {
     struct box *b = arg;
+    if (!b->again) {
+        box_unref(b);
+        return;
+    }
     struct sg_error err = {0};
     const json_t *state = json_object_get(r->json, "State");
     bool same = json_is_true(json_object_get(state, "Running")) && json_integer_value(json_object_get(state, "Pid")) == b->pid;
-    if (b->again && r->status != 200) {
+    if (r->status != 200) {
         engine_error(r, "look at a container", &err);
         again_failed(b, r, &err);
-    } else if (b->again && !same) {
+    } else if (!same) {
         lost(b, "its container has ended");
-    } else if (b->again && json_is_true(json_object_get(state, "Paused"))) {
+    } else if (json_is_true(json_object_get(state, "Paused"))) {
         sg_error_set(&err, SG_UNAVAILABLE, "its container is paused");
         again_failed(b, NULL, &err);
-    } else if (b->again) {
+    } else {
         reach_begin(b);
     }
     sg_error_clear(&err);
     box_unref(b);
-}
-
-static void look(struct box *b)
-{
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/%s/json", b->base.sb.id);
-    engine_ask(b->d, &(struct ask){.method = "GET", .path = path, .ms = LOOK_MS, .idempotent = true, .fn = looked, .arg = box_ref(b)});
 }
 
 bool again_begin(struct box *b, const struct sg_error *why)
@@ -66,13 +63,13 @@ bool again_begin(struct box *b, const struct sg_error *why)
     b->again = true;
     b->tries = 0;
     b->until_ms = sg_now_ms() + b->d->cfg.orphan_grace_ms; /* then the agent has given up, too */
-    look(b);
+    box_look(b, looked);
     return true;
 }
 
 static void try_again(struct sg_timer *t)
 {
-    look(sg_container_of(t, struct box, timer));
+    box_look(sg_container_of(t, struct box, timer), looked);
 }
 
 void again_failed(struct box *b, const struct reply *r, const struct sg_error *why)

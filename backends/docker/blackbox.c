@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 
-#define LOOK_MS 10000
 #define START_MS 30000
 #define ARGS_MAX 256U
 

@@ -37,6 +37,12 @@ void box_become(struct box *b, enum box_state state)
     b->state = state;
 }
 
+void box_look(struct box *b, reply_fn *fn)
+{
+    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/%s/json", b->base.sb.id);
+    engine_ask(b->d, &(struct ask){.method = "GET", .path = path, .ms = LOOK_MS, .idempotent = true, .fn = fn, .arg = box_ref(b)});
+}
+
 struct box *box_ref(struct box *b)
 {
     (void)sg_sandbox_ref(&b->base.sb);

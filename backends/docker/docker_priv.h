@@ -28,6 +28,7 @@
 #define LABEL_AGENT "sandgate.agent" /* share or engine: how its agent is reached */
 
 #define NAME_LEN 96
+#define LOOK_MS 10000 /* for a question that changes nothing */
 #define PROFILE_NAME "seccomp.json"
 #define NANO_PER_MILLI 1000000 /* of CPUs, as the engine counts them and as we do */
 
@@ -217,6 +218,8 @@ char *docker_profile(void);
 struct box *box_new(struct docker *d, const char *name);
 /* The one way into BOX_WARM and out of it. */
 void box_become(struct box *b, enum box_state state);
+/* Asks what the engine says of its container. fn has b, with a reference, as its argument. */
+void box_look(struct box *b, reply_fn *fn);
 struct box *box_ref(struct box *b);
 void box_unref(struct box *b);
 void box_list(struct box *b);   /* into d->boxes, with a reference */

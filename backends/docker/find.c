@@ -6,7 +6,6 @@
 
 #include "base/clock.h"
 
-#define LOOK_MS 10000
 #define LIST_MS 30000
 #define LIST_MAX ((size_t)16 << 20)
 #define AGAIN_FIRST_MS 250
@@ -87,8 +86,7 @@ static void found(void *arg, const struct reply *r)
 
 static void find(struct box *b)
 {
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/%s/json", b->base.sb.id);
-    engine_ask(b->d, &(struct ask){.method = "GET", .path = path, .ms = LOOK_MS, .idempotent = true, .fn = found, .arg = box_ref(b)});
+    box_look(b, found);
 }
 
 static void adopt_run(struct sg_task *t)

@@ -11,7 +11,6 @@
 
 #define MAKE_MS 60000
 #define START_MS 60000
-#define LOOK_MS 10000
 #define IMAGE_ENV_MAX 256U
 
 /* ---- the answer ---- */
@@ -183,15 +182,9 @@ static void looked_again(void *arg, const struct reply *r)
     box_unref(b);
 }
 
-static void look(struct box *b, reply_fn *fn)
-{
-    sg_cleanup(sg_free_p) char *path = sg_xasprintf("/containers/%s/json", b->base.sb.id);
-    engine_ask(b->d, &(struct ask){.method = "GET", .path = path, .ms = LOOK_MS, .idempotent = true, .fn = fn, .arg = box_ref(b)});
-}
-
 static void too_late(struct sg_timer *t)
 {
-    look(sg_container_of(t, struct box, timer), looked_again);
+    box_look(sg_container_of(t, struct box, timer), looked_again);
 }
 
 void make_await(struct box *b)
@@ -279,7 +272,7 @@ static void started(void *arg, const struct reply *r)
     struct box *b = arg;
     if (!given_up(b)) {
         if (r->status == 204 || r->status == 304) {
-            look(b, inspected);
+            box_look(b, inspected);
         } else {
             failed(b, r, "start a container");
         }
